@@ -1,0 +1,1 @@
+"""canvaslm: can a block-diffusion model replace an autoregressive one on your data?"""

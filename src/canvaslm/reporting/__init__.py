@@ -1,0 +1,1 @@
+"""Results on disk: strict JSON, CSV rows and the report page."""
