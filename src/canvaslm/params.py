@@ -149,6 +149,13 @@ def describe_knobs(model: type[Params]) -> list[dict[str, str]]:
     return rows
 
 
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Advise on a name that is not known: the nearest one, or all of them."""
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"the names are {_listed(names)}"
+
+
 def _type_name(annotation: object) -> str:
     """Spell a field's type as the documentation shows it."""
     origin = typing.get_origin(annotation)
@@ -180,10 +187,7 @@ def _as_input_error(error: ValidationError, model: type[Params], where: str) -> 
 
 def _unknown_key(where: str, key: str, known: Iterable[str]) -> InputError:
     """Refuse a key that nothing reads, with the nearest one that something reads."""
-    names = list(known)
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    fix = f"did you mean {nearest[0]!r}?" if nearest else f"the keys are {_listed(names)}"
-    return InputError(where, expected="a known key", got=repr(key), fix=fix)
+    return InputError(where, expected="a known key", got=repr(key), fix=nearest_name(key, known))
 
 
 def _listed(names: Iterable[str]) -> str:

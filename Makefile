@@ -1,0 +1,51 @@
+.DEFAULT_GOAL := help
+SHELL := bash
+PYTHON ?= python3.11
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+NAME ?= laptop
+SETUP := .venv/.ready
+
+.PHONY: help setup check test repro verdicts profile knobs measured bench clean
+
+help: ## show what each target does
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+setup: $(SETUP) ## make .venv with everything in it, once
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+check: $(SETUP) ## lint, format, types and the direction of imports
+	ruff check .
+	ruff format --check .
+	lint-imports
+	pyright --warnings
+
+test: $(SETUP) ## run the tests
+	python -m pytest -q
+
+repro: $(SETUP) ## run the pipeline: only what changed runs
+	dvc repro
+
+verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fail
+	python stages/print_verdicts.py
+
+profile: $(SETUP) ## write params.yaml from a profile: make profile NAME=ci|laptop|cpu_small|gpu_343m
+	python stages/compose_profile.py --name $(NAME)
+
+knobs: $(SETUP) ## write docs/knobs.md from the models of params.yaml
+	python stages/list_knobs.py
+
+measured: $(SETUP) ## copy the figures of reports/ into docs/measured/, where the docs cite them
+	python stages/take_snapshot.py
+
+bench: $(SETUP) ## measure the parts side by side, outside the pipeline
+	python bench/run_all.py
+
+clean: ## remove caches and the run states of finished trainings; reports and data stay
+	rm -rf .work .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

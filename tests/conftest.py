@@ -1,0 +1,14 @@
+"""Sizes and settings that all tests share."""
+
+import pytest
+import torch
+
+from canvaslm.layout import Layout
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture
+def tiny_layout() -> Layout:
+    """Four canvases of four tokens over a vocabulary of 37."""
+    return Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
