@@ -1,0 +1,1 @@
+"""Time to clean share, clean tokens to noisy ones, predictions to nats."""

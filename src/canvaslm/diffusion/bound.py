@@ -1,0 +1,262 @@
+"""How many nats does a prediction cost at one time, so that the sum over times bounds −log p(x)?
+
+The negative evidence lower bound of uniform-state diffusion (Austin et al. 2021, arXiv 2107.03006,
+eq. 1), per position. The network's softmax is the posterior p(x_0 | x_t, context), which has seen
+the noisy token itself; the reverse process mixes over the *cavity*, what the context alone says.
+The two differ by one scalar on one logit, and the divergence then needs two sums over the
+vocabulary. Derived in ``docs/bound.md``.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canvaslm.diffusion.schedule import clean_share
+
+
+def cavity_logits(logits: Tensor, noisy: Tensor, *, t: Tensor | int, n_times: int) -> Tensor:
+    """Take the evidence of the noisy token itself out of posterior logits.
+
+    Args:
+        logits: (..., V) posterior logits, exact for any additive constant.
+        noisy: (...) int64, the noisy token of each position.
+        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
+        n_times: the number of diffusion times, N.
+
+    Returns:
+        (..., V) float64 logits of the cavity.
+    """
+    share = clean_share(_times_like(noisy, t), n_times)
+    return _subtract_at(logits.double(), noisy, _evidence(share, logits.shape[-1]))
+
+
+def step_nats(
+    logits: Tensor, noisy: Tensor, clean: Tensor, *, t: Tensor | int, n_times: int
+) -> Tensor:
+    """Nats of one reverse step t → t-1 at each position; at t = 1, of reconstruction.
+
+    For t > 1 this is KL(q(x_{t-1} | x_t, x_0) ‖ q(x_{t-1} | x_t, x̂)) with x̂ the cavity; for
+    t = 1 it is the cross-entropy of the posterior. Summed over t = 1..N, in expectation over x_t,
+    it is at least −log p(x_0 | context).
+
+    Args:
+        logits: (..., V) posterior logits.
+        noisy: (...) int64 ids of x_t.
+        clean: (...) int64 ids of x_0.
+        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
+        n_times: the number of diffusion times, N.
+
+    Returns:
+        (...) float64 nats.
+
+    Raises:
+        InputError: a time lies outside 1..N.
+    """
+    step = _Step.at(_times_like(noisy, t), n_times=n_times, vocab_size=logits.shape[-1])
+    log_x = _subtract_at(logits.double(), noisy, step.evidence).log_softmax(-1)
+    log_mix = torch.log1p(step.rho[..., None] * log_x.exp()).sum(-1)
+    return step.nats(_at(log_x, noisy), _at(log_x, clean), log_mix=log_mix, is_kept=noisy == clean)
+
+
+@torch.no_grad()
+def chunked_step_nats(
+    hidden: Tensor,
+    weight: Tensor,
+    noisy: Tensor,
+    clean: Tensor,
+    *,
+    t: Tensor | int,
+    n_times: int,
+    vocab_chunk: int,
+) -> Tensor:
+    """:func:`step_nats` of ``hidden @ weight.T`` without a (..., V) tensor and without gradient.
+
+    The logits of a chunk are made twice, in float32 (or in the wider type of ``hidden``): for the
+    normaliser and for the mixture sum. Chunks are combined in float64.
+
+    Args:
+        hidden: (..., D) final hidden states.
+        weight: (V, D) the head, real tokens only.
+        noisy: (...) int64 ids of x_t.
+        clean: (...) int64 ids of x_0.
+        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
+        n_times: the number of diffusion times, N.
+        vocab_chunk: vocabulary entries whose logits exist at one time; changes no value.
+
+    Returns:
+        (...) float64 nats.
+
+    Raises:
+        InputError: a time lies outside 1..N.
+    """
+    step = _Step.at(_times_like(noisy, t).reshape(-1), n_times=n_times, vocab_size=weight.shape[0])
+    head = _ChunkedHead(
+        rows=hidden.reshape(-1, hidden.shape[-1]),
+        weight=weight,
+        noisy=noisy.reshape(-1),
+        evidence=step.evidence,
+        vocab_chunk=vocab_chunk,
+    )
+    normaliser = head.logsumexp()
+    log_mix = head.sum_of_softplus(step.rho.log() - normaliser)
+    targets = clean.reshape(-1)
+    nats = step.nats(
+        head.logits_at(head.noisy) - normaliser,
+        head.logits_at(targets) - normaliser,
+        log_mix=log_mix,
+        is_kept=head.noisy == targets,
+    )
+    return nats.reshape(noisy.shape)
+
+
+def continuous_nats(
+    logits: Tensor, noisy: Tensor, clean: Tensor, *, time: Tensor | float
+) -> Tensor:
+    """The integrand over time in (0, 1) of the bound's limit for N → ∞.
+
+    Schiff et al. 2024 (arXiv 2412.10193) and von Rütte et al. 2025 (arXiv 2503.04482), with the
+    cosine schedule: β/(V·q_t(i|j)) · [KL(q_t(·|j) ‖ q_t(·|x̂)) + r − 1 − log r], where
+    r = q_t(i|j)/q_t(i|x̂) and β = −ᾱ'/ᾱ = π·tan(π·time/2).
+
+    Args:
+        logits: (..., V) posterior logits.
+        noisy: (...) int64 ids of x_t.
+        clean: (...) int64 ids of x_0.
+        time: the time of each position, 0 < time < 1, broadcasts to (...).
+
+    Returns:
+        (...) float64 nats per unit of time.
+    """
+    vocab_size = logits.shape[-1]
+    time = torch.as_tensor(time, dtype=torch.float64, device=noisy.device).expand(noisy.shape)
+    share = clean_share(time, 1)
+    log_x = _subtract_at(logits.double(), noisy, _evidence(share, vocab_size)).log_softmax(-1)
+    floor = ((1 - share) / vocab_size)[..., None]
+    predicted = share[..., None] * log_x.exp() + floor  # q_t(·|x̂), (..., V)
+    actual = floor.expand_as(predicted).scatter_add(-1, clean[..., None], share[..., None])
+    divergence = (actual * (actual.log() - predicted.log())).sum(-1)
+    ratio = _at(actual, noisy) / _at(predicted, noisy)
+    rate = math.pi * torch.tan(time * (math.pi / 2)) / (vocab_size * _at(actual, noisy))
+    return rate * (divergence + ratio - 1 - ratio.log())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The scalars of one reverse step, each in float64 with the shape of the positions."""
+
+    vocab_size: int
+    is_first: Tensor  # t = 1, reconstruction
+    share_t: Tensor  # ᾱ_t
+    share_s: Tensor  # ᾱ_s, s = t-1; 1/2 in place of 1 at t = 1, where it is not used
+    evidence: Tensor  # what the noisy token adds to its own logit; 0 at t = 1
+    rho: Tensor  # V·ᾱ_s/(1-ᾱ_s)
+
+    @classmethod
+    def at(cls, t: Tensor, *, n_times: int, vocab_size: int) -> "_Step":
+        """The scalars of time ``t`` of N."""
+        is_first = t == 1
+        share_t = clean_share(t, n_times)
+        # A stand-in keeps infinities out of a branch whose result is dropped.
+        share_s = clean_share(t - 1, n_times).masked_fill(is_first, 0.5)
+        return cls(
+            vocab_size=vocab_size,
+            is_first=is_first,
+            share_t=share_t,
+            share_s=share_s,
+            evidence=_evidence(share_t, vocab_size).masked_fill(is_first, 0.0),
+            rho=vocab_size * share_s / (1 - share_s),
+        )
+
+    def nats(
+        self, log_x_noisy: Tensor, log_x_clean: Tensor, *, log_mix: Tensor, is_kept: Tensor
+    ) -> Tensor:
+        """Nats from the prediction at two tokens and from S = Σ_k log1p(ρ·x̂_k)."""
+        divergence = self._divergence(log_x_noisy.exp(), log_x_clean.exp(), log_mix, is_kept)
+        return torch.where(self.is_first, -log_x_clean, divergence)
+
+    def _divergence(
+        self, x_noisy: Tensor, x_clean: Tensor, log_mix: Tensor, is_kept: Tensor
+    ) -> Tensor:
+        """KL of the two reverse steps: every token but i and j has the same weight w."""
+        a = self.share_t / self.share_s
+        b = (1 - a) / self.vocab_size
+        c = (1 - self.share_s) / self.vocab_size
+        d = (1 - self.share_t) / self.vocab_size
+        evidence_clean = d + self.share_t * is_kept  # q_t(i|j)
+        w = b * c / evidence_clean
+        q_noisy = (a + b) * (c + self.share_s * is_kept) / evidence_clean
+        q_clean = torch.where(is_kept, q_noisy, b * (self.share_s + c) / evidence_clean)
+        mixed = (
+            w * log_mix
+            + (q_noisy - w) * torch.log1p(self.rho * x_noisy)
+            + (q_clean - w) * torch.log1p(self.rho * x_clean) * ~is_kept
+        )
+        evidence_ratio = torch.log((self.share_t * x_noisy + d) / evidence_clean)
+        return evidence_ratio + q_clean * torch.log1p(self.rho) - mixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChunkedHead:
+    """The cavity logits of M positions, made a chunk of the vocabulary at a time."""
+
+    rows: Tensor  # (M, D)
+    weight: Tensor  # (V, D)
+    noisy: Tensor  # (M,)
+    evidence: Tensor  # (M,)
+    vocab_chunk: int
+
+    def logsumexp(self) -> Tensor:
+        """(M,) float64."""
+        parts = [
+            self._chunk(start).logsumexp(-1).double()
+            for start in range(0, self.weight.shape[0], self.vocab_chunk)
+        ]
+        return torch.stack(parts).logsumexp(0)
+
+    def sum_of_softplus(self, offset: Tensor) -> Tensor:
+        """(M,) float64: Σ_k log(1 + exp(logit_k + offset)), for offsets below the overflow."""
+        total = torch.zeros_like(offset)
+        for start in range(0, self.weight.shape[0], self.vocab_chunk):
+            logits = self._chunk(start)
+            logits.add_(offset[:, None].to(logits.dtype)).exp_().log1p_()
+            total += logits.sum(-1, dtype=torch.float64)
+        return total
+
+    def logits_at(self, ids: Tensor) -> Tensor:
+        """(M,) float64 cavity logits of one token per position."""
+        logits = (self.rows.double() * self.weight[ids].double()).sum(-1)
+        return logits - self.evidence * (ids == self.noisy)
+
+    def _chunk(self, start: int) -> Tensor:
+        """(M, chunk) cavity logits, float32 or wider."""
+        wide = torch.promote_types(self.rows.dtype, torch.float32)
+        part = self.weight[start : start + self.vocab_chunk].to(wide)
+        with torch.autocast(self.rows.device.type, enabled=False):
+            logits = self.rows.to(wide) @ part.T
+        local = self.noisy - start
+        is_here = (local >= 0) & (local < part.shape[0])
+        evidence = (self.evidence * is_here).to(wide)
+        column = local.clamp(0, part.shape[0] - 1)
+        return logits.scatter_add_(-1, column[:, None], -evidence[:, None])
+
+
+def _evidence(share: Tensor, vocab_size: int) -> Tensor:
+    """log of q_t(i|i)/q_t(i|k≠i): how much more likely the noisy token is if it is clean."""
+    return torch.log((1 + (vocab_size - 1) * share) / (1 - share))
+
+
+def _times_like(noisy: Tensor, t: Tensor | int) -> Tensor:
+    """Times as a tensor with the shape and device of the positions."""
+    return torch.as_tensor(t, device=noisy.device).expand(noisy.shape)
+
+
+def _subtract_at(logits: Tensor, ids: Tensor, amount: Tensor) -> Tensor:
+    """Subtract (...) amounts from the logits (..., V) of one token each."""
+    return logits.scatter_add(-1, ids[..., None], -amount[..., None])
+
+
+def _at(values: Tensor, ids: Tensor) -> Tensor:
+    """(...) the values (..., V) of one token per position."""
+    return values.gather(-1, ids[..., None]).squeeze(-1)
