@@ -1,0 +1,1 @@
+"""What does a network say about the clean tokens, given noisy ones and their context?"""

@@ -1,0 +1,249 @@
+"""How do token ids become hidden states, in the clean stream and in the noisy one?
+
+``encode`` reads clean tokens at time 0 and leaves their keys and values; ``denoise`` reads noisy
+canvases against them. The autoregressive twin is ``encode`` and nothing else.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from canvaslm.errors import InputError
+from canvaslm.layout import Layout
+from canvaslm.model.attention import block_causal_attention, canvas_attention, causal_attention
+from canvaslm.model.kv_cache import CleanContext, Encoded, KVCache
+from canvaslm.model.layers import Block, RMSNorm, Rotation, TimeEmbedding, wide
+from canvaslm.model.self_conditioning import SelfConditioning
+from canvaslm.model.shape import ModelParams
+from canvaslm.randomness import stream
+
+INIT_STD = 0.02  # Radford et al. 2019 (GPT-2)
+
+AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Backbone(nn.Module):
+    """A transformer over a window of canvases, with a head tied to its token table.
+
+    Args:
+        params: the shape of the network.
+        layout: canvas length and vocabulary.
+
+    Attributes:
+        checkpoint_blocks: keep only the input of each block for the backward pass and compute the
+            rest again; changes memory and time, never a value.
+    """
+
+    def __init__(self, params: ModelParams, layout: Layout) -> None:
+        super().__init__()
+        self.params = params
+        self.layout = layout
+        self.checkpoint_blocks = False
+        self.embedding = nn.Embedding(params.table_rows(layout.vocab_size), params.width)
+        self.time_embedding = TimeEmbedding(params) if params.time_width else None
+        self.self_conditioning = None
+        if params.self_conditioning != "off":
+            self.self_conditioning = SelfConditioning(params.width, bias=params.bias)
+        self.blocks = nn.ModuleList(Block(params) for _ in range(params.n_layers))
+        self.final_norm = RMSNorm(params.width, params.norm_eps)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The tied head (V, D): the rows of real tokens, never the padding below them."""
+        return self.embedding.weight[: self.layout.vocab_size]
+
+    def encode(self, ids: Tensor, *, cache: KVCache | None = None) -> Encoded:
+        """Read clean tokens at time 0 under ``clean_mask``.
+
+        Args:
+            ids: (B, S) int64. Without a cache they stand at positions 0..S-1 and the result is
+                differentiable.
+            cache: a prefix that the tokens continue. They attend to it and to themselves, their
+                keys and values are appended to it, and nothing is differentiable.
+
+        Raises:
+            InputError: ``clean_mask`` is ``block`` and the tokens, or the prefix, are not whole
+                canvases.
+        """
+        start = 0 if cache is None else cache.length
+        self._refuse_part_of_a_canvas(start, ids.shape[1])
+        if cache is None:
+            return self._encode(ids, 0, lambda layer, q, k, v: self._attend_clean(q, k, v))
+        with torch.no_grad():
+            encoded = self._encode(
+                ids,
+                start,
+                lambda layer, q, k, v: self._attend_clean(q, *cache.append(layer, k, v)),
+            )
+        cache.advance(ids.shape[1])
+        return encoded
+
+    def denoise(
+        self,
+        noisy: Tensor,
+        times: Tensor | None,
+        *,
+        context: CleanContext,
+        guess: Tensor | None,
+        has_guess: Tensor | None,
+    ) -> Tensor:
+        """Hidden states (B, S, D) of noisy canvases, each seeing the clean tokens before it.
+
+        Args:
+            noisy: (B, S) int64, whole canvases, at positions ``context.start + arange(S)``.
+            times: (B, S/L) float in [0, 1], t/N of each canvas; ignored without a time input.
+            context: clean keys and values; canvas b reads the first ``context.start + b·L``.
+            guess: (B, S, D) from :meth:`soft_embedding`, or None.
+            has_guess: (B,) bool, which rows have a guess; None: all rows of ``guess``.
+        """
+        L = self.layout.canvas_tokens
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            clean_k, clean_v = context.keys_values(layer)
+            return canvas_attention(q, k, v, clean_k, clean_v, canvas_tokens=L, start=context.start)
+
+        return self._denoise(noisy, times, guess, has_guess, context.start, attend)
+
+    def denoise_one_stream(
+        self,
+        noisy: Tensor,
+        times: Tensor | None,
+        *,
+        guess: Tensor | None,
+        has_guess: Tensor | None,
+    ) -> Tensor:
+        """Hidden states (B, S, D) where each canvas sees the given stream itself, block-causally.
+
+        Args:
+            noisy: (B, S) int64, whole canvases from position 0; clean ones have time 0.
+            times: (B, S/L) float in [0, 1].
+            guess: as in :meth:`denoise`.
+            has_guess: as in :meth:`denoise`.
+        """
+        L = self.layout.canvas_tokens
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return block_causal_attention(q, k, v, canvas_tokens=L)
+
+        return self._denoise(noisy, times, guess, has_guess, 0, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Posterior logits (..., V) of hidden states (..., D)."""
+        return functional.linear(hidden, self.head_weight)
+
+    def soft_embedding(self, hidden: Tensor, *, vocab_chunk: int) -> Tensor:
+        """``softmax(logits) @ head_weight``, as (B, S, D), in one pass over vocabulary chunks.
+
+        The sums are kept relative to a running maximum (Milakov & Gimelshein 2018, arXiv
+        1805.02867); the largest tensor is one (B, S, vocab_chunk).
+        """
+        dtype = wide(hidden.dtype)
+        largest = hidden.new_full((*hidden.shape[:-1], 1), -math.inf, dtype=dtype)
+        total = torch.zeros_like(largest)
+        mixed = torch.zeros_like(hidden, dtype=dtype)
+        for rows in self.head_weight.split(vocab_chunk):
+            logits = functional.linear(hidden, rows).to(dtype)
+            raised = torch.maximum(largest, logits.amax(-1, keepdim=True))
+            shrink = torch.exp(largest - raised)
+            weights = torch.exp(logits - raised)
+            total = total * shrink + weights.sum(-1, keepdim=True)
+            mixed = mixed * shrink + (weights.to(rows.dtype) @ rows).to(dtype)
+            largest = raised
+        return (mixed / total).to(hidden.dtype)
+
+    def _encode(self, ids: Tensor, start: int, attend: AttendLayer) -> Encoded:
+        x = self.embedding(ids)
+        if self.time_embedding is not None:
+            x = x + self.time_embedding(x.new_zeros(1, 1))
+        x, keys, values = self._run(x, start, attend)
+        return Encoded(hidden=self.final_norm(x), keys=keys, values=values)
+
+    def _denoise(
+        self,
+        noisy: Tensor,
+        times: Tensor | None,
+        guess: Tensor | None,
+        has_guess: Tensor | None,
+        start: int,
+        attend: AttendLayer,
+    ) -> Tensor:
+        x = self.embedding(noisy)
+        if self.time_embedding is not None:
+            assert times is not None, "a network with a time input needs times"
+            embedded = self.time_embedding(times)  # (B, C, D)
+            x = x + embedded.repeat_interleave(self.layout.canvas_tokens, dim=1)
+        addition = None
+        if guess is not None:
+            assert self.self_conditioning is not None, "this network takes no guess"
+            addition = self.self_conditioning(guess, has_guess)
+        if addition is not None and self.params.self_conditioning == "input":
+            x = x + addition
+        hidden = self.final_norm(self._run(x, start, attend)[0])
+        if addition is not None and self.params.self_conditioning == "output":
+            hidden = hidden + addition
+        return hidden
+
+    def _run(
+        self, x: Tensor, start: int, attend: AttendLayer
+    ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Send x (B, S, D) through the blocks; return it with the keys and values of each."""
+        rotation = Rotation(
+            start,
+            x.shape[1],
+            self.params,
+            dtype=wide(self.embedding.weight.dtype),
+            device=x.device,
+        )
+        keys, values = [], []
+        for layer, block in enumerate(self.blocks):
+            arguments = (x, rotation, functools.partial(attend, layer))
+            if self.checkpoint_blocks and torch.is_grad_enabled():
+                x, k, v = checkpoint(block, *arguments, use_reentrant=False)
+            else:
+                x, k, v = block(*arguments)
+            keys.append(k)
+            values.append(v)
+        return x, tuple(keys), tuple(values)
+
+    def _attend_clean(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.params.clean_mask == "block":
+            return block_causal_attention(q, k, v, canvas_tokens=self.layout.canvas_tokens)
+        return causal_attention(q, k, v)
+
+    def _refuse_part_of_a_canvas(self, start: int, n_tokens: int) -> None:
+        L = self.layout.canvas_tokens
+        if self.params.clean_mask == "block" and (start % L or n_tokens % L):
+            raise InputError(
+                "clean tokens under clean_mask: block",
+                expected=f"whole canvases of {L} tokens",
+                got=f"{n_tokens} tokens after {start}",
+                fix="cut the prompt to whole canvases, or train with clean_mask: causal",
+            )
+
+
+@torch.no_grad()
+def initialise(model: Backbone, seed: int) -> None:
+    """Draw the weights of a fresh model from the seed.
+
+    Each parameter has a stream of its name, so that its values depend neither on the order of
+    creation nor on the parts that a network lacks: the twin starts from the same blocks.
+    Matrices and the token table are normal with standard deviation 0.02; the two projections that
+    write to the residual stream are scaled by 1/sqrt(2·n_layers) (Radford et al. 2019).
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        elif name.endswith("bias") or name.startswith("self_conditioning."):
+            parameter.zero_()
+        else:
+            std = INIT_STD
+            if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
+                std /= math.sqrt(2 * model.params.n_layers)
+            draws = stream(seed, f"init/{name}").standard_normal(parameter.shape, dtype=np.float32)
+            parameter.copy_(torch.from_numpy(draws) * std)

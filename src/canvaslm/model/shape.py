@@ -1,0 +1,78 @@
+"""How large is the network, and how many parameters is that?"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from canvaslm.layout import Layout
+from canvaslm.params import Params
+
+
+class ModelParams(Params):
+    """The section ``model``: everything that decides the shape of the weights."""
+
+    width: int = Field(ge=1, description="width of the residual stream (D)")
+    n_layers: int = Field(ge=1, description="transformer blocks")
+    n_heads: int = Field(ge=1, description="query heads (H)")
+    n_kv_heads: int = Field(ge=1, description="key-value heads (K); divides the query heads")
+    head_width: int = Field(ge=2, multiple_of=2, description="width of a head (E)")
+    ffn_width: int = Field(ge=1, description="inner width of the feed-forward")
+    time_width: int = Field(
+        ge=0, multiple_of=2, description="sinusoidal features of the time; 0: no time input"
+    )
+    bias: bool = Field(description="whether linear layers have a bias")
+    qk_norm: bool = Field(description="whether queries and keys are normed per head")
+    rope_base: float = Field(gt=1, description="base of the rotary frequencies")
+    norm_eps: float = Field(gt=0, description="added to the mean square inside RMSNorm")
+    self_conditioning: Literal["off", "input", "output"] = Field(
+        description="where a first guess enters the second pass"
+    )
+    clean_mask: Literal["causal", "block"] = Field(
+        description="what a clean token may see: itself and earlier tokens, or its whole canvas too"
+    )
+    vocab_multiple: int = Field(
+        ge=1, description="rows of the token table are rounded up to a multiple of this"
+    )
+
+    @model_validator(mode="after")
+    def _heads_share_evenly(self) -> Self:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_heads to be a multiple of n_kv_heads ({self.n_heads}, {self.n_kv_heads})"
+            )
+        return self
+
+    def twin(self) -> "ModelParams":
+        """The same backbone as an autoregressive model: no time, no guess, a causal mask."""
+        changes = {"time_width": 0, "self_conditioning": "off", "clean_mask": "causal"}
+        return self.model_copy(update=changes)
+
+    def table_rows(self, vocab_size: int) -> int:
+        """Rows of the token table: ``vocab_size`` rounded up to ``vocab_multiple``."""
+        return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+def count_parameters(params: ModelParams, layout: Layout) -> int:
+    """Number of parameters in closed form, the tied head counted once."""
+    D = params.width
+    total = params.table_rows(layout.vocab_size) * D + D  # token table, final norm
+    total += params.n_layers * _block_parameters(params)
+    if params.time_width:
+        total += _linear(params.time_width, D, params) + _linear(D, D, params)
+    if params.self_conditioning != "off":
+        total += _linear(D, D, params)
+    return total
+
+
+def _block_parameters(params: ModelParams) -> int:
+    D, E = params.width, params.head_width
+    attention = _linear(D, params.n_heads * E, params) + _linear(params.n_heads * E, D, params)
+    attention += 2 * _linear(D, params.n_kv_heads * E, params)
+    if params.qk_norm:
+        attention += 2 * E
+    feed_forward = 2 * _linear(D, params.ffn_width, params) + _linear(params.ffn_width, D, params)
+    return 2 * D + attention + feed_forward
+
+
+def _linear(inputs: int, outputs: int, params: ModelParams) -> int:
+    return inputs * outputs + (outputs if params.bias else 0)
