@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 SHELL := bash
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop

@@ -1,0 +1,1 @@
+"""Corruption, model and loss meet here alone, for training and evaluation alike."""
