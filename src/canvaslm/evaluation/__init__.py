@@ -1,0 +1,1 @@
+"""What the two models are worth on held-out text, and what they cost."""
