@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from door import main, validate_params
 
 
