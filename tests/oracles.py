@@ -3,6 +3,8 @@
 import math
 
 import numpy as np
+import torch
+from torch import Tensor
 
 # --- diffusion: dense enumeration, small sources --------------------------------------------------
 
@@ -37,10 +39,10 @@ def cavity_of(posterior: np.ndarray, noisy: int, t: int, n_times: int) -> np.nda
     return cavity / cavity.sum()
 
 
-def posterior_of(cavity: np.ndarray, noisy: int, t: int, n_times: int) -> np.ndarray:
-    """(V,) the prediction ``cavity`` once the noisy token is seen."""
-    posterior = cavity * noise_matrix(kept_share(t, n_times), len(cavity))[:, noisy]
-    return posterior / posterior.sum()
+def posterior_table(cavity: np.ndarray, t: float, n_times: int) -> np.ndarray:
+    """(V, V) the prediction ``cavity`` once each noisy token (row) is seen."""
+    joint = cavity * noise_matrix(kept_share(t, n_times), len(cavity)).T
+    return joint / joint.sum(1, keepdims=True)
 
 
 def enumerated_step_nats(
@@ -103,3 +105,150 @@ def best_plain_cross_entropy(source: np.ndarray, n_times: int) -> float:
         joint = source[:, None] * noise_matrix(kept_share(t, n_times), len(source))
         total += entropy_nats(joint) - entropy_nats(joint.sum(0))
     return total / n_times
+
+
+# --- model: attention under written-down masks, the whole forward in one stream of tokens ---------
+
+
+def masked_softmax_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Scores, exponentials and their sum, for each head; seen (S, n) bool. Empty rows give 0."""
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = torch.einsum("bhqe,bhke->bhqk", q, k) / math.sqrt(q.shape[-1])
+    shifted = scores - scores.amax(-1, keepdim=True)
+    weights = shifted.exp() * seen
+    return torch.einsum("bhqk,bhke->bhqe", weights / weights.sum(-1, keepdim=True).clamp(1e-300), v)
+
+
+def causal_mask(n_queries: int, n_keys: int) -> Tensor:
+    """(S, n) bool; the last query sits on the last key."""
+    first = n_keys - n_queries
+    return torch.tensor([[j <= first + i for j in range(n_keys)] for i in range(n_queries)])
+
+
+def block_causal_mask(n_queries: int, n_keys: int, canvas_tokens: int) -> Tensor:
+    """(S, n) bool: ``k // L <= i // L``; the last query sits on the last key."""
+    first, L = n_keys - n_queries, canvas_tokens
+    return torch.tensor(
+        [[j // L <= (first + i) // L for j in range(n_keys)] for i in range(n_queries)]
+    )
+
+
+def two_stream_mask(
+    window_tokens: int, canvas_tokens: int, clean_mask: str, *, leaks: bool = False
+) -> Tensor:
+    """(2T, 2T) bool, noisy tokens before clean ones; ``leaks`` writes >= where > belongs."""
+    T, L = window_tokens, canvas_tokens
+    canvas = torch.arange(T) // L
+    rows, columns = canvas[:, None], canvas[None, :]
+    before = rows >= columns if leaks else rows > columns
+    clean = causal_mask(T, T) if clean_mask == "causal" else block_causal_mask(T, T, L)
+    nothing = torch.zeros(T, T, dtype=torch.bool)
+    return torch.cat((torch.cat((rows == columns, before), 1), torch.cat((nothing, clean), 1)), 0)
+
+
+def plain_forward(
+    model,
+    ids: Tensor,
+    positions: Tensor,
+    times: Tensor,
+    seen: Tensor,
+    guess: Tensor | None = None,
+) -> Tensor:
+    """Hidden states (B, S, D) of any tokens at any positions and times under any mask.
+
+    Reads the weights by name and nothing else of the model.
+
+    Args:
+        model: its state and its params.
+        ids: (B, S) int64.
+        positions: (S,) int64.
+        times: (B, S), each token's own.
+        seen: (S, S) bool.
+        guess: (B, S, D) or None; 0 where a token has none.
+    """
+    p, w = model.params, dict(model.named_parameters())
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        y = torch.einsum("...i,oi->...o", x, w[f"{name}.weight"])
+        return y + w[f"{name}.bias"] if p.bias else y
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + p.norm_eps).sqrt() * w[f"{name}.weight"]
+
+    def heads(x: Tensor, name: str) -> Tensor:
+        y = linear(x, f"{name}").reshape(*x.shape[:2], -1, p.head_width).transpose(1, 2)
+        kind = name.rsplit(".", 1)[1]
+        return norm(y, f"{name}_norm") if p.qk_norm and kind in ("query", "key") else y
+
+    def rotate(x: Tensor) -> Tensor:
+        half = p.head_width // 2
+        speeds = torch.tensor([p.rope_base ** (-i / half) for i in range(half)])
+        turn = torch.polar(torch.ones(1), positions[:, None] * speeds.double())
+        y = torch.complex(x[..., :half], x[..., half:]) * turn
+        return torch.cat((y.real, y.imag), -1)
+
+    def silu(x: Tensor) -> Tensor:
+        return x / (1 + torch.exp(-x))
+
+    x = w["embedding.weight"][ids]
+    if p.time_width:
+        half = p.time_width // 2
+        speeds = torch.tensor([10000.0 ** (-i / half) for i in range(half)], dtype=x.dtype)
+        angles = 1000 * times[..., None] * speeds
+        features = torch.cat((angles.cos(), angles.sin()), -1)
+        hidden = silu(linear(features, "time_embedding.inner"))
+        x = x + linear(hidden, "time_embedding.outer")
+    said = 0
+    if guess is not None:
+        has = (guess != 0).any(-1, keepdim=True)
+        said = linear(guess, "self_conditioning.projection") * has
+    if p.self_conditioning == "input":
+        x = x + said
+    for layer in range(p.n_layers):
+        name = f"blocks.{layer}"
+        y = norm(x, f"{name}.attention_norm")
+        q, k, v = (heads(y, f"{name}.attention.{part}") for part in ("query", "key", "value"))
+        y = masked_softmax_attention(rotate(q), rotate(k), v, seen)
+        x = x + linear(y.transpose(1, 2).flatten(2), f"{name}.attention.output")
+        y = norm(x, f"{name}.feed_forward_norm")
+        y = silu(linear(y, f"{name}.feed_forward.gate")) * linear(y, f"{name}.feed_forward.up")
+        x = x + linear(y, f"{name}.feed_forward.down")
+    x = norm(x, "final_norm")
+    return x + said if p.self_conditioning == "output" else x
+
+
+def two_stream_forward(
+    model,
+    clean: Tensor,
+    noisy: Tensor,
+    times: Tensor,
+    guess: Tensor | None = None,
+    *,
+    leaks: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Hidden states (B, T, D) of the noisy and of the clean stream, as one row of 2T tokens."""
+    T, L = clean.shape[1], model.layout.canvas_tokens
+    ids = torch.cat((noisy, clean), 1)
+    positions = torch.arange(T).repeat(2)
+    token_times = torch.cat(
+        (times.repeat_interleave(L, 1), torch.zeros_like(times[:, :1].expand(-1, T))), 1
+    )
+    seen = two_stream_mask(T, L, model.params.clean_mask, leaks=leaks)
+    if guess is not None:
+        guess = torch.cat((guess, torch.zeros_like(guess)), 1)
+    hidden = plain_forward(model, ids, positions, token_times, seen, guess)
+    return hidden[:, :T], hidden[:, T:]
+
+
+# --- loss: the definition --------------------------------------------------------------------------
+
+
+def defined_nats(hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """−log of the target's share of the exponentials (...), 0 where a target is ignored."""
+    scores = torch.einsum("...d,vd->...v", hidden, weight)
+    counted = targets != ignored
+    chosen = scores.gather(-1, targets.where(counted, 0)[..., None])[..., 0]
+    largest = scores.detach().amax(-1)
+    lse = largest + (scores - largest[..., None]).exp().sum(-1).log()
+    return torch.where(counted, lse - chosen, 0)

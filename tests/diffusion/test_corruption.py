@@ -1,0 +1,153 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from canvaslm.diffusion.corruption import (
+    Noisy,
+    corrupt_at,
+    draw_corruption,
+    draw_sweep_pass,
+)
+from canvaslm.diffusion.schedule import Context, clean_share
+from canvaslm.layout import Layout
+
+N_TIMES = 16
+
+
+def clean_windows(layout: Layout, n_windows: int) -> Tensor:
+    shape = (n_windows, layout.window_tokens)
+    return torch.randint(layout.vocab_size, shape, generator=torch.Generator().manual_seed(3))
+
+
+def draw(
+    layout: Layout, n_windows: int, *, context: Context = "clean", seed: int = 5
+) -> tuple[Tensor, Noisy]:
+    clean = clean_windows(layout, n_windows)
+    noisy = draw_corruption(
+        clean,
+        np.arange(n_windows),
+        layout=layout,
+        n_times=N_TIMES,
+        context=context,
+        seed=seed,
+    )
+    return clean, noisy
+
+
+def test_a_windows_noise_does_not_depend_on_its_batch(tiny_layout: Layout) -> None:
+    clean, whole = draw(tiny_layout, 12)
+    order = np.random.default_rng(0).permutation(12)
+    for part in np.array_split(order, 5):
+        alone = draw_corruption(
+            clean[part], part, layout=tiny_layout, n_times=N_TIMES, context="clean", seed=5
+        )
+        assert torch.equal(alone.ids, whole.ids[part])
+        assert torch.equal(alone.times, whole.times[part])
+
+
+def test_other_seeds_and_windows_draw_other_noise(tiny_layout: Layout) -> None:
+    _, first = draw(tiny_layout, 6)
+    _, other = draw(tiny_layout, 6, seed=6)
+    assert not torch.equal(first.times, other.times)
+    assert len({tuple(row) for row in first.times.tolist()}) == 6
+
+
+def test_every_canvas_has_one_time_uniform_on_one_to_n(tiny_layout: Layout) -> None:
+    _, noisy = draw(tiny_layout, 4000)
+    counts = torch.bincount(noisy.times.flatten(), minlength=N_TIMES + 1)
+    assert counts[0] == 0
+    expected = noisy.times.numel() / N_TIMES  # 1000
+    assert len(counts) == N_TIMES + 1
+    assert (counts[1:] - expected).abs().max() < 5 * expected**0.5
+    assert bool(noisy.carries_loss.all())
+
+
+def test_tokens_are_kept_with_the_clean_share_or_drawn_uniformly(tiny_layout: Layout) -> None:
+    clean, noisy = draw(tiny_layout, 4000)
+    times = noisy.times.repeat_interleave(tiny_layout.canvas_tokens, 1)
+    for t in range(1, N_TIMES + 1):
+        here = times == t
+        share = clean_share(t, N_TIMES)
+        probability = share + (1 - share) / tiny_layout.vocab_size
+        spread = (probability * (1 - probability) / int(here.sum())) ** 0.5
+        assert abs((noisy.ids == clean)[here].float().mean() - probability) < 5 * spread
+
+
+def test_a_million_draws_reach_every_real_token_and_no_padded_one() -> None:
+    layout = Layout(canvas_tokens=500, canvases_per_window=2, vocab_size=1000)
+    drawn = torch.zeros(1000, dtype=torch.int64)
+    clean = torch.zeros(1000, layout.window_tokens, dtype=torch.int64)
+    noisy = draw_sweep_pass(
+        clean, np.arange(1000), pass_number=0, layout=layout, n_times=1, seed=1
+    )  # N = 1: nothing is kept
+    drawn = torch.bincount(noisy.ids.flatten(), minlength=1000)
+    assert len(drawn) == 1000
+    assert (drawn - 1000).abs().max() < 6 * 1000**0.5  # the end of text, 999 or any, as the rest
+
+
+@pytest.mark.parametrize("context", ["clean", "noisy"])
+def test_without_a_prefix_every_canvas_is_noisy(tiny_layout: Layout, context: Context) -> None:
+    _, noisy = draw(tiny_layout, 100, context=context)
+    assert int(noisy.times.min()) == 1
+
+
+def test_prefix_leaves_zero_to_all_but_one_leading_canvases_clean(tiny_layout: Layout) -> None:
+    clean, noisy = draw(tiny_layout, 2000, context="prefix")
+    loss = noisy.carries_loss
+    n_clean = (~loss).sum(1)
+    assert torch.equal(loss, torch.arange(4) >= n_clean[:, None])  # leading, nothing else
+    counts = torch.bincount(n_clean, minlength=4)
+    assert len(counts) == 4
+    assert (counts - 500).abs().max() < 5 * 500**0.5
+    untouched = (~loss).repeat_interleave(tiny_layout.canvas_tokens, 1)
+    assert torch.equal(noisy.ids[untouched], clean[untouched])
+    _, whole = draw(tiny_layout, 2000)
+    assert torch.equal(noisy.times[loss], whole.times[loss])
+
+
+def test_sweep_takes_every_canvas_through_every_time_once(tiny_layout: Layout) -> None:
+    clean = clean_windows(tiny_layout, 3)
+    times = [
+        draw_sweep_pass(
+            clean, np.arange(3), pass_number=m, layout=tiny_layout, n_times=N_TIMES, seed=1
+        ).times
+        for m in range(N_TIMES)
+    ]
+    assert torch.equal(times[2][0], torch.tensor([3, 4, 5, 6]))
+    visited = torch.stack(times).sort(0).values  # (N, B, C)
+    assert torch.equal(visited, torch.arange(1, N_TIMES + 1)[:, None, None].expand_as(visited))
+
+
+def test_sweep_draws_anew_for_each_pass_and_window(tiny_layout: Layout) -> None:
+    clean = torch.zeros(1, tiny_layout.window_tokens, dtype=torch.int64)
+
+    def noise(window: int, pass_number: int) -> Tensor:
+        return draw_sweep_pass(
+            clean,
+            np.array([window]),
+            pass_number=pass_number,
+            layout=tiny_layout,
+            n_times=1,  # nothing is kept, whatever the pass
+            seed=1,
+        ).ids
+
+    assert torch.equal(noise(4, 0), noise(4, 0))
+    assert not torch.equal(noise(4, 0), noise(9, 0))
+    assert not torch.equal(noise(4, 0), noise(4, 1))
+
+
+def test_corrupt_at_keeps_below_the_share_and_replaces_at_and_above_it() -> None:
+    clean = torch.tensor([[1, 2, 3, 4]])
+    share = clean_share(1, 2)
+    uniforms = np.array([[np.nextafter(share, 0), share, 0.0, 0.0]])
+    noisy = corrupt_at(clean, np.array([[1, 2]]), uniforms, np.array([[7, 7, 7, 7]]), n_times=2)
+    assert noisy.tolist() == [[1, 7, 7, 7]]
+    kept = corrupt_at(
+        clean,
+        np.array([[0, 0]]),
+        np.full((1, 4), np.nextafter(1, 0)),
+        np.array([[7] * 4]),
+        n_times=2,
+    )
+    assert torch.equal(kept, clean)

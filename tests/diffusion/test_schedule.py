@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from canvaslm.diffusion.schedule import DiffusionParams, clean_share
+from canvaslm.errors import InputError
+from oracles import kept_share
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+@pytest.mark.parametrize("n_times", [1, 2, 3, 16, 61])
+def test_clean_share_is_the_literal_one_at_the_start_and_zero_at_the_end(n_times: int) -> None:
+    assert clean_share(0, n_times) == 1.0
+    assert clean_share(n_times, n_times) == 0.0
+    assert clean_share(torch.tensor([0, n_times]), n_times).tolist() == [1.0, 0.0]
+    assert clean_share(np.array([0, n_times]), n_times).tolist() == [1.0, 0.0]
+
+
+def test_clean_share_is_the_squared_cosine_in_every_kind_of_number() -> None:
+    times = np.linspace(0, 16, 33)
+    expected = np.array([kept_share(t, 16) for t in times])
+    np.testing.assert_allclose(clean_share(times, 16), expected, rtol=1e-14)
+    np.testing.assert_allclose([clean_share(float(t), 16) for t in times], expected, rtol=1e-14)
+    tensor = clean_share(torch.from_numpy(times).float(), 16)
+    assert tensor.dtype == torch.float64
+    np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-14)
+
+
+def test_clean_share_falls_strictly() -> None:
+    assert np.all(np.diff(clean_share(np.arange(65), 64)) < 0)
+
+
+def test_clean_share_keeps_the_kind_and_shape_of_the_times() -> None:
+    assert isinstance(clean_share(3, 16), float)
+    assert isinstance(clean_share(np.float64(3), 16), float)
+    assert clean_share(np.ones((2, 3), dtype=np.int64), 16).shape == (2, 3)
+    assert clean_share(torch.ones(2, 3, dtype=torch.int64), 16).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "t", [-1, 17, float("nan"), -1e-9, np.array([3, 17]), torch.tensor([[0, -1]])]
+)
+def test_times_outside_the_process_are_refused(t: float) -> None:
+    with pytest.raises(InputError, match=r"times in 0\.\.16"):
+        clean_share(t, 16)
+
+
+def test_schedule_loads_without_torch() -> None:
+    program = (
+        "import sys; from canvaslm.diffusion.schedule import DiffusionParams, clean_share; "
+        "clean_share(3, 16); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(SRC)}, check=False
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"train_times": 0}, {"context": "dirty"}, {"self_conditioning_share": 1.5}]
+)
+def test_params_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
+    whole = {"train_times": 16, "context": "clean", "self_conditioning_share": 0.5}
+    DiffusionParams.model_validate(whole)
+    with pytest.raises(ValidationError):
+        DiffusionParams.model_validate(whole | change)
