@@ -1,0 +1,1 @@
+"""How does a prompt become text: canvas by canvas, or token by token?"""

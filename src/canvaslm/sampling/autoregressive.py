@@ -1,0 +1,113 @@
+"""How does the twin continue a prompt, token by token?
+
+The twin was trained on windows that begin with the end-of-text id: position 0 is always that id
+and the prompt follows. The prompt is read once; every further token takes one forward over one
+position against the cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from canvaslm.model.backbone import Backbone
+from canvaslm.model.kv_cache import KVCache
+from canvaslm.randomness import stream
+from canvaslm.sampling.prediction import Prediction, predict
+from canvaslm.sampling.request import Generated, Group, Prompts, Row, group_request
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoregressiveSampler:
+    """Draws one token a forward behind a prompt.
+
+    Args:
+        model: a backbone trained with the next-token objective.
+        temperature: τ ≥ 0; 0 takes the argmax and draws nothing.
+        bos_id: the id that stands before every window in training, the end-of-text id.
+        eot_id: the id that ends a text; ``None`` where a text has no end.
+    """
+
+    model: Backbone
+    temperature: float
+    bos_id: int
+    eot_id: int | None
+
+    def generate(
+        self, prompt_ids: Prompts, max_new_tokens: int | None, seeds: Sequence[int]
+    ) -> list[Generated]:
+        """Answer each prompt; the contract is that of :meth:`CanvasSampler.generate`.
+
+        Raises:
+            InputError: an id is not in the vocabulary, the seeds are not as many as the prompts,
+                or a prompt and its answer do not fit in the trained window.
+        """
+        groups = group_request(prompt_ids, max_new_tokens, seeds, layout=self.model.layout)
+        with torch.inference_mode():
+            for group in groups:
+                self._answer(group)
+        rows = sorted((row for group in groups for row in group.rows), key=lambda row: row.number)
+        return [row.result() for row in rows]
+
+    def _answer(self, group: Group) -> None:
+        """Fill the rows of one group."""
+        live = group.rows
+        if group.limit.n_tokens == 0:
+            for row in live:
+                row.reason = group.limit.reason
+            return
+        draws = {row.number: stream(row.seed, "sample") for row in live}
+        cache = KVCache.for_model(
+            self.model, len(live), group.prompts.shape[1] + group.limit.n_tokens
+        )
+        given = functional.pad(group.prompts, (1, 0), value=self.bos_id)
+        given = given.to(self.model.head_weight.device)
+        for number in range(group.limit.n_tokens):
+            hidden = self.model.encode(given, cache=cache).hidden[:, -1:]
+            _count(live, given.shape[1], is_prefill=number == 0)
+            drawn = self._draw(hidden, [draws[row.number] for row in live])
+            _take(live, drawn, group, self.eot_id)
+            places = [place for place, row in enumerate(live) if row.reason is None]
+            if not places:
+                return
+            given = drawn.candidates
+            if len(places) < len(live):
+                chosen = torch.tensor(places, device=given.device)
+                cache.keep_rows(chosen)
+                given = given[chosen]
+                live = [live[place] for place in places]
+
+    def _draw(self, hidden: Tensor, draws: list[np.random.Generator]) -> Prediction:
+        """Draw the next token of each row from hidden states (B, 1, D)."""
+        uniforms = None
+        if self.temperature:
+            numbers = torch.from_numpy(np.stack([draw.random(1) for draw in draws]))
+            uniforms = numbers.to(hidden.device)
+        return predict(
+            self.model.logits(hidden),
+            temperature=self.temperature,
+            uniforms=uniforms,
+            step=0,
+            n_steps=1,
+        )
+
+
+def _count(live: list[Row], tokens: int, *, is_prefill: bool) -> None:
+    for row in live:
+        if is_prefill:
+            row.count_prefill(tokens)
+        else:
+            row.count_encoding(tokens)
+
+
+def _take(live: list[Row], drawn: Prediction, group: Group, eot_id: int | None) -> None:
+    """Append each row's token, or end the row whose numbers are not finite."""
+    finite = drawn.entropy.isfinite().flatten().tolist()
+    for row, ids, is_finite in zip(live, drawn.candidates.tolist(), finite, strict=True):
+        if is_finite:
+            row.extend(ids, eot_id=eot_id, limit=group.limit)
+        else:
+            row.reason = "not_finite"
