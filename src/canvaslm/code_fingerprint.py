@@ -5,7 +5,8 @@ syntax trees alone (nothing is executed): a stage file, every first-party module
 imports name, the packages on the way to them, and the data files that share a module's stem. Each
 file gets a digest of its syntax tree without comments, docstrings and positions, and each pinned
 third-party package that is imported anywhere on the way is listed with its version. A module that
-is named only in a string, for :func:`importlib.import_module`, is not followed.
+is named only in a string, for :func:`importlib.import_module`, or only for type checkers, is not
+followed.
 """
 
 import ast
@@ -13,7 +14,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,8 @@ def _data_files(file: Path, root: Path) -> dict[str, str]:
 
 
 def _mentions(tree: ast.Module, file: Path, root: Path) -> Iterator[_Mention]:
-    """List every import statement, at any depth."""
-    for node in ast.walk(tree):
+    """List every import statement that can run, at any depth."""
+    for node in _running(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield _Mention(module=alias.name, names=(), where=f"{file}:{node.lineno}")
@@ -141,6 +142,16 @@ def _mentions(tree: ast.Module, file: Path, root: Path) -> Iterator[_Mention]:
                 names=tuple(alias.name for alias in node.names),
                 where=f"{file}:{node.lineno}",
             )
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a tree, but not into what stands there for type checkers only."""
+    yield node
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        children = node.orelse
+    for child in children:
+        yield from _running(child)
 
 
 def _absolute(node: ast.ImportFrom, file: Path, root: Path) -> str:

@@ -1,12 +1,14 @@
 """Would the commands on a page be understood, were they typed as they stand?"""
 
+import contextlib
+import io
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from dvc.cli import DvcParserError
 from dvc.cli.parser import get_main_parser
-from dvc.exceptions import DvcException
 
 from canvaslm.docs_gate.pages import Block, Fault, Page
 from canvaslm.docs_gate.sources import Sources
@@ -96,9 +98,12 @@ def _wrong_with_make(arguments: list[str], sources: Sources) -> Iterator[str]:
 def _wrong_with_dvc(arguments: list[str], sources: Sources) -> Iterator[str]:
     """Ask DVC's own parser, then look up the stages and keys that the command names."""
     try:
-        parsed = get_main_parser().parse_args(arguments)
-    except (DvcException, SystemExit) as error:
-        yield f"`dvc {' '.join(arguments)}` is not understood by DVC: {error}"
+        with contextlib.redirect_stdout(io.StringIO()):  # where the parser prints its help
+            parsed = get_main_parser().parse_args(arguments)
+    except DvcParserError:
+        yield f"DVC does not understand `dvc {' '.join(arguments)}`"
+        return
+    except SystemExit:  # --help and --version
         return
     if arguments[0] in {"repro", "status"} or arguments[:2] == ["exp", "run"]:
         for target in parsed.targets or []:

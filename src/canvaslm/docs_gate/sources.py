@@ -121,10 +121,15 @@ class Sources:
                 annotation = getattr(
                     dict(_definitions(self.tree(door).body)).get(annotation.id), "value", annotation
                 )
-        if annotation is None or "Argument" in ast.unparse(annotation):
+        if annotation is None or "typer.Argument" in ast.unparse(annotation):
             return set()
-        literals = (x.value for x in ast.walk(annotation) if isinstance(x, ast.Constant))
-        spelled = {x for x in literals if isinstance(x, str) and x.startswith("-")}
+        spelled = {
+            name.value
+            for call in ast.walk(annotation)
+            if isinstance(call, ast.Call)
+            for name in call.args
+            if isinstance(name, ast.Constant) and isinstance(name.value, str)
+        }
         if spelled:
             return {name for group in spelled for name in group.split("/")}
         name = argument.arg.replace("_", "-")

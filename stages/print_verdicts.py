@@ -1,0 +1,33 @@
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from door import main
+
+
+def print_verdicts(
+    reports: Annotated[Path, typer.Option(help="where the reports lie")] = Path("reports"),
+) -> None:
+    """Print the verdict of every report; exit 1 when one of them is fail."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from canvaslm.errors import GateClosedError, InputError
+    from canvaslm.reporting.collected import find_verdicts, read_metrics
+
+    verdicts = list(find_verdicts(read_metrics(reports)))
+    if not verdicts:
+        raise InputError(reports, expected="reports", got="none", fix="run `make repro`")
+    table = Table("report", "verdict", "reason", box=None)
+    for row in verdicts:
+        table.add_row(row.place, row.verdict, row.reason)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    failed = [row.place for row in verdicts if row.verdict == "fail"]
+    if failed:
+        raise GateClosedError(f"fail: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main(print_verdicts)
