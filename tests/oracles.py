@@ -1,10 +1,13 @@
 """Plain implementations that tests hold the product against: slow, explicit, written once more."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from canvaslm.randomness import stream
 
 # --- diffusion: dense enumeration, small sources --------------------------------------------------
 
@@ -148,7 +151,7 @@ def two_stream_mask(
 
 
 def plain_forward(
-    model,
+    model: Any,
     ids: Tensor,
     positions: Tensor,
     times: Tensor,
@@ -219,7 +222,7 @@ def plain_forward(
 
 
 def two_stream_forward(
-    model,
+    model: Any,
     clean: Tensor,
     noisy: Tensor,
     times: Tensor,
@@ -241,7 +244,7 @@ def two_stream_forward(
     return hidden[:, :T], hidden[:, T:]
 
 
-# --- loss: the definition --------------------------------------------------------------------------
+# --- loss: the definition -------------------------------------------------------------------------
 
 
 def defined_nats(hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int) -> Tensor:
@@ -252,3 +255,116 @@ def defined_nats(hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int) 
     largest = scores.detach().amax(-1)
     lse = largest + (scores - largest[..., None]).exp().sum(-1).log()
     return torch.where(counted, lse - chosen, 0)
+
+
+# --- sampling: one row, no cache, everything computed again at every step -------------------------
+
+
+class WrittenContext:
+    """Clean keys and values computed anew for the whole text so far, with room for none."""
+
+    def __init__(self, model: Any, text: list[int]) -> None:
+        self.start = len(text)
+        params, weight = model.params, model.head_weight
+        nothing = weight.new_zeros(1, params.n_kv_heads, 0, params.head_width)
+        self._layers = [(nothing, nothing)] * params.n_layers
+        if text:
+            encoded = model.encode(torch.tensor([text]))
+            self._layers = [encoded.keys_values(layer) for layer in range(params.n_layers)]
+
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._layers[layer]
+
+
+def accepted_by_hand(
+    rule: str,
+    now: dict[str, list[float]],
+    before: dict[str, list[float]] | None,
+    accepted: list[bool],
+    *,
+    step: int,
+    n_steps: int,
+    level: float,
+) -> list[bool]:
+    """The three acceptance rules of math.md section 7, position by position."""
+    positions = range(len(accepted))
+    if rule == "unchanged_or_stronger":
+        if before is None:
+            return [False for _ in positions]
+        return [
+            accepted[p]
+            or now["argmax"][p] == before["argmax"][p]
+            or now["confidence"][p] >= before["confidence"][p]
+            for p in positions
+        ]
+    if rule == "entropy_bound":
+        chosen, spent = set(), 0.0
+        for p in sorted(positions, key=lambda p: now["entropy"][p]):
+            if spent > level:
+                break
+            chosen.add(p)
+            spent += now["entropy"][p]
+        return [p in chosen for p in positions]
+    assert rule == "quota", rule
+    free = sorted((p for p in positions if not accepted[p]), key=lambda p: -now["confidence"][p])
+    due = math.ceil((step + 1) * len(accepted) / n_steps) - sum(accepted)
+    chosen = set(free[: max(due, 0)])
+    return [accepted[p] or p in chosen or now["confidence"][p] > level for p in positions]
+
+
+def generate_without_cache(
+    model: Any,
+    prompt: list[int],
+    n_canvases: int,
+    seed: int,
+    *,
+    rule: str,
+    level: float,
+    n_steps: int,
+    temperatures: tuple[float, float],
+) -> tuple[list[int], list[Tensor]]:
+    """The fixed schedule with no cache: ids of all canvases, and each step's hidden states."""
+    L, V = model.layout.canvas_tokens, model.layout.vocab_size
+    text, seen = list(prompt), []
+    for canvas in range(n_canvases):
+        draws, noise = stream(seed, "sample", canvas), stream(seed, "renoise", canvas)
+        noisy = noise.integers(V, size=L).tolist()
+        held, accepted, before, hidden, emitted = noisy, [False] * L, None, None, noisy
+        for step in range(n_steps):
+            share = step / (n_steps - 1) if n_steps > 1 else 0.0
+            tau = temperatures[0] + (temperatures[1] - temperatures[0]) * share
+            guess = None
+            if hidden is not None and model.params.self_conditioning != "off":
+                guess = torch.softmax(model.logits(hidden), -1) @ model.head_weight
+            hidden = model.denoise(
+                torch.tensor([noisy]),
+                torch.tensor([[(n_steps - step) / n_steps]], dtype=torch.float64),
+                context=WrittenContext(model, text),
+                guess=guess,
+                has_guess=None,
+            )
+            seen.append(hidden[0])
+            logits = model.logits(hidden)[0].double()
+            p = torch.softmax(logits / (tau or 1.0), -1).numpy()
+            argmax = logits.argmax(-1).tolist()
+            drawn = argmax
+            if tau:
+                uniforms = draws.random(L)
+                drawn = [int((np.cumsum(p[i]) <= uniforms[i]).sum()) for i in range(L)]
+            now = {
+                "argmax": argmax,
+                "confidence": p.max(-1).tolist(),
+                "entropy": (-(p * np.log(p)).sum(-1)).tolist(),
+            }
+            chosen = accepted_by_hand(
+                rule, now, before, accepted, step=step, n_steps=n_steps, level=level
+            )
+            settled = [rule != "entropy_bound" and was for was in accepted]
+            held = [held[i] if settled[i] else drawn[i] for i in range(L)]
+            emitted = [held[i] if chosen[i] else argmax[i] for i in range(L)]
+            accepted, before = chosen, now
+            if step < n_steps - 1:
+                fresh = noise.integers(V, size=L).tolist()
+                noisy = [held[i] if accepted[i] else fresh[i] for i in range(L)]
+        text += emitted
+    return text[len(prompt) :], seen
