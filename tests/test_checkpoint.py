@@ -1,0 +1,369 @@
+"""Does a checkpoint come back as exactly what it was, or not at all?"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import canvaslm.checkpoint as room
+from canvaslm.checkpoint import (
+    Progress,
+    SkippedStep,
+    export_checkpoint,
+    latest_complete,
+    load_model,
+    read_state,
+    restore,
+    save_checkpoint,
+)
+from canvaslm.errors import GateClosedError, InputError
+from canvaslm.layout import Layout
+from canvaslm.model.backbone import Backbone, initialise
+from canvaslm.model.shape import ModelParams
+
+LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
+MODEL = ModelParams(
+    width=16,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_width=4,
+    ffn_width=24,
+    time_width=8,
+    bias=True,
+    qk_norm=False,
+    rope_base=10000.0,
+    norm_eps=1e-5,
+    self_conditioning="output",
+    clean_mask="causal",
+    vocab_multiple=8,
+)
+IDENTITY = {"objective": "diffusion", "model": MODEL.model_dump(), "layout": LAYOUT.model_dump()}
+SKIPPED = SkippedStep(step=2, first_window=8, last_window=11, cause="loss is nan")
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+
+
+def make_pair(seed: int = 1):
+    """A model and its AdamW after two steps on made-up gradients."""
+    model = Backbone(MODEL, LAYOUT)
+    initialise(model, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return model, optimizer
+
+
+def save(root, pair, step=4, keep_last=None):
+    progress = Progress(
+        step=step, windows_consumed=4 * step, tokens=64 * step, flops=0.1 * step, skipped=(SKIPPED,)
+    )
+    model, optimizer = pair
+    directory = save_checkpoint(
+        root,
+        model=model,
+        optimizer=optimizer,
+        progress=progress,
+        identity=IDENTITY,
+        keep_last=keep_last,
+    )
+    return directory, progress
+
+
+def tensors_of(model, optimizer) -> dict[str, Tensor]:
+    named = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        named |= {f"{key}/{name}": value for key, value in optimizer.state[parameter].items()}
+    return named
+
+
+def contents(directory):
+    return {name: (directory / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair()
+
+
+@pytest.fixture
+def saved(tmp_path, pair):
+    return save(tmp_path / "run", pair)[0]
+
+
+def test_everything_comes_back_bit_for_bit(tmp_path, pair):
+    """BR-38: value, type and device of every tensor, and the progress with its skip list."""
+    directory, progress = save(tmp_path, pair)
+    model, optimizer = make_pair(seed=2)
+    assert restore(directory, model=model, optimizer=optimizer) == progress
+    expected, got = tensors_of(*pair), tensors_of(model, optimizer)
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor), name
+        assert (got[name].dtype, got[name].device) == (tensor.dtype, tensor.device), name
+
+
+def test_next_update_after_restoring_is_the_same(saved, pair):
+    model, optimizer = make_pair(seed=2)
+    restore(saved, model=model, optimizer=optimizer)
+    twin = make_pair()
+    for either, adamw in ((model, optimizer), twin):
+        for parameter in either.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        adamw.step()
+    for name, tensor in tensors_of(*twin).items():
+        assert torch.equal(tensors_of(model, optimizer)[name], tensor), name
+
+
+def test_state_is_matched_by_name_and_not_by_position(saved, pair):
+    """BR-39: an optimiser that lists its parameters backwards gets each its own moments."""
+    model, _ = make_pair(seed=2)
+    backwards = torch.optim.AdamW(list(model.parameters())[::-1], lr=0.01, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    backwards.step()
+    restore(saved, model=model, optimizer=backwards)
+    for name, tensor in tensors_of(*pair).items():
+        assert torch.equal(tensors_of(model, backwards)[name], tensor), name
+
+
+def test_equal_state_gives_equal_bytes(tmp_path):
+    first, _ = save(tmp_path / "first", make_pair())
+    second, _ = save(tmp_path / "second", make_pair())
+    assert contents(first) == contents(second)
+
+
+def test_the_model_loads_ready_for_use_with_its_head_tied(saved, pair):
+    """BR-44: the table is stored once, and head and table share storage after loading."""
+    model = load_model(saved)
+    assert not model.training
+    assert (model.params, model.layout) == (MODEL, LAYOUT)
+    assert model.head_weight.data_ptr() == model.embedding.weight.data_ptr()
+    assert not any("head" in name for name in load_file(saved / "model.safetensors"))
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        expected = pair[0].logits(pair[0].encode(ids).hidden)
+        assert torch.equal(model.logits(model.encode(ids).hidden), expected)
+
+
+def test_the_model_loads_in_a_new_process_that_forbids_pickle(saved):
+    """BR-45: loading calls nothing that can unpickle."""
+    code = """
+import pickle, sys
+from pathlib import Path
+import torch
+from canvaslm.checkpoint import load_model
+def refuse(*args, **options): raise AssertionError("pickle")
+pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
+load_model(Path(sys.argv[1]))
+"""
+    subprocess.run([sys.executable, "-c", code, str(saved)], check=True)
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path, pair):
+    """BR-42: 10000 is newer than 9000, also where names are of different lengths."""
+    for step in (10_000, 900, 9_000, 1_000, 100_000_000):
+        save(tmp_path, pair, step=step)
+    assert latest_complete(tmp_path) == tmp_path / "step_100000000"
+    shutil.rmtree(tmp_path / "step_100000000")
+    assert latest_complete(tmp_path) == tmp_path / "step_00010000"
+
+
+@pytest.mark.parametrize(("keep", "left"), [(2, [9_000, 10_000]), (1, [10_000]), (None, None)])
+def test_only_the_last_ones_stay(tmp_path, pair, keep, left):
+    steps = [900, 1_000, 9_000, 10_000]
+    for step in steps:
+        save(tmp_path, pair, step=step, keep_last=keep)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step_{step:08d}" for step in left or steps
+    ]
+
+
+def test_no_checkpoint_yet_is_none(tmp_path):
+    assert latest_complete(tmp_path) is None
+    assert latest_complete(tmp_path / "absent") is None
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "a flipped bit in a weight": lambda d: flip_a_byte(d / "model.safetensors"),
+    "a flipped bit in a moment": lambda d: flip_a_byte(d / "optimizer.safetensors"),
+    "a missing model": lambda d: (d / "model.safetensors").unlink(),
+    "a missing optimiser": lambda d: (d / "optimizer.safetensors").unlink(),
+    "a missing state": lambda d: (d / "state.json").unlink(),
+    "a cut model": lambda d: os.truncate(d / "model.safetensors", 100),
+    "an empty state": lambda d: (d / "state.json").write_text(""),
+    "a state that is a list": lambda d: (d / "state.json").write_text("[]"),
+    "another format": lambda d: edit_state(d, format=99),
+}
+
+
+def edit_state(directory, **changes):
+    state = json.loads((directory / "state.json").read_text())
+    (directory / "state.json").write_text(json.dumps(state | changes))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_whole_is_refused_and_passed_over(tmp_path, pair, damage):
+    """BR-41: the latest whole one is found with no manual step."""
+    good, _ = save(tmp_path, pair, step=4)
+    broken, _ = save(tmp_path, pair, step=8)
+    DAMAGES[damage](broken)
+    with pytest.raises(InputError, match="step_00000008"):
+        load_model(broken)
+    model, optimizer = make_pair(seed=2)
+    before = {name: tensor.clone() for name, tensor in tensors_of(model, optimizer).items()}
+    with pytest.raises(InputError, match="step_00000008"):
+        restore(broken, model=model, optimizer=optimizer)
+    for name, tensor in tensors_of(model, optimizer).items():
+        assert torch.equal(before[name], tensor), name
+    assert latest_complete(tmp_path) == good
+
+
+@pytest.mark.parametrize("place", ["absent", "empty"])
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path, place):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"expected a checkpoint with state\.json, got none"):
+        load_model(tmp_path / place)
+
+
+def rewrite(directory, name, change):
+    """Change a tensor file and vouch for it again, as a careless tool would."""
+    tensors = load_file(directory / name)
+    change(tensors)
+    save_file(tensors, directory / name)
+    files = {file: room._sha256(directory / file) for file in FILES[:2]}
+    edit_state(directory, files=files)
+
+
+FOREIGN = {
+    "a missing tensor": (lambda t, key: t.pop(key), "missing"),
+    "an unexpected tensor": (lambda t, key: t.update(extra=torch.zeros(1)), "unexpected"),
+    "another shape": (lambda t, key: t.update({key: torch.zeros(3)}), r"got \(3,\)"),
+    "another type": (lambda t, key: t.update({key: t[key].bfloat16()}), "bfloat16"),
+    "a NaN": (lambda t, key: t[key].view(-1)[0].fill_(float("nan")), "finite values"),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        ("model.safetensors", "blocks.1.attention.key.bias"),
+        ("optimizer.safetensors", "exp_avg_sq/blocks.1.attention.key.bias"),
+    ],
+)
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_tensors_of_another_model_are_refused_by_name(saved, file, key, kind):
+    """BR-43, BR-52: no tolerant loading and no repair."""
+    change, told = FOREIGN[kind]
+    rewrite(saved, file, lambda tensors: change(tensors, key))
+    model, optimizer = make_pair(seed=2)
+    with pytest.raises(InputError, match=told):
+        restore(saved, model=model, optimizer=optimizer)
+    if file == "model.safetensors":
+        with pytest.raises(InputError, match=told):
+            load_model(saved)
+
+
+@pytest.mark.parametrize("where", ["weight", "moment"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_state_that_is_not_finite_is_never_saved(tmp_path, where, value):
+    """BR-52: the save is refused and the earlier checkpoint is kept."""
+    model, optimizer = make_pair()
+    good, _ = save(tmp_path, (model, optimizer), keep_last=1)
+    bias = model.blocks[0].attention.key.bias
+    target = bias if where == "weight" else optimizer.state[bias]["exp_avg_sq"]
+    with torch.no_grad():
+        target[0] = value
+    with pytest.raises(GateClosedError, match=r"blocks\.0\.attention\.key\.bias is not finite"):
+        save(tmp_path, (model, optimizer), step=8, keep_last=1)
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+
+
+def fill_the_disk(monkeypatch, at):
+    """Let the n-th flush to the disk fail, as on a full one."""
+    calls = []
+    real = os.fsync
+
+    def fsync(handle):
+        calls.append(handle)
+        if len(calls) == at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(room.os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_full_disk_leaves_the_old_checkpoint_alone(tmp_path, pair, monkeypatch, at):
+    """BR-41: whichever file the disk has no room for."""
+    good, _ = save(tmp_path, pair, keep_last=1)
+    before = contents(good)
+    fill_the_disk(monkeypatch, at)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, pair, step=8, keep_last=1)
+    assert latest_complete(tmp_path) == good
+    assert contents(good) == before
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+
+
+def test_what_safetensors_cannot_write_is_an_os_error(tmp_path, pair):
+    """A limit on file size stands for a full disk: the system refuses inside safetensors."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from safetensors.torch import save_file
+import torch
+from canvaslm.checkpoint import _write_files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    _write_files(Path(sys.argv[1]), {"model.safetensors": {"w": torch.zeros(9999)}}, None, {})
+except OSError as error:
+    print(error.errno, error.filename)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert run.stdout.split() == [str(errno.EFBIG), str(tmp_path / "model.safetensors")]
+
+
+def test_a_broken_directory_of_the_same_step_gives_way(tmp_path, pair):
+    broken, _ = save(tmp_path, pair)
+    flip_a_byte(broken / "model.safetensors")
+    save(tmp_path, pair)
+    assert latest_complete(tmp_path) == broken
+
+
+def test_an_export_is_the_checkpoint_and_replaces_what_stood_there(tmp_path, pair, saved):
+    out = tmp_path / "checkpoints" / "diffusion"
+    old, _ = save(tmp_path / "old", make_pair(seed=2))
+    export_checkpoint(old, out)
+    export_checkpoint(saved, out)
+    assert contents(out) == contents(saved)
+    assert [path.name for path in out.parent.iterdir()] == ["diffusion"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
+    load_model(out)
+
+
+def test_the_state_tells_progress_identity_and_hashes(saved):
+    state = read_state(saved)
+    assert state["identity"] == IDENTITY
+    assert state["progress"]["skipped"] == [
+        {"step": 2, "first_window": 8, "last_window": 11, "cause": "loss is nan"}
+    ]
+    assert set(state["files"]) == {"model.safetensors", "optimizer.safetensors"}
