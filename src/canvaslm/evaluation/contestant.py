@@ -1,0 +1,114 @@
+"""Which model is this, and do the shards hold the text that it can read?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from canvaslm.checkpoint import load_model, read_state
+from canvaslm.diffusion.schedule import DiffusionParams
+from canvaslm.errors import InputError
+from canvaslm.layout import Layout
+from canvaslm.model.backbone import Backbone
+from canvaslm.params import parse_section
+
+
+class Packing(Protocol):
+    """What shards say about their ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Real tokens in the vocabulary."""
+        ...
+
+    @property
+    def eot_id(self) -> int:
+        """The end-of-text id."""
+        ...
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """Hash of the tokenizer that made the ids."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A trained model and where it comes from.
+
+    Attributes:
+        model: the model, on the CPU, in evaluation mode.
+        identity: what run it is.
+        progress: how far that run went.
+    """
+
+    model: Backbone
+    identity: dict[str, Any]
+    progress: dict[str, Any]
+
+    @property
+    def layout(self) -> Layout:
+        """The window that it was trained on."""
+        return self.model.layout
+
+    @property
+    def diffusion(self) -> DiffusionParams:
+        """How its canvases were corrupted in training.
+
+        Raises:
+            InputError: its identity does not say so.
+        """
+        where = f"{self.identity['objective']}:identity.diffusion"
+        return parse_section(self.identity.get("diffusion"), DiffusionParams, where=where)
+
+    @property
+    def training(self) -> dict[str, float]:
+        """The training behind it, for a report: optimiser steps, tokens, FLOPs."""
+        return {f"trained_{key}": self.progress[key] for key in ("step", "tokens", "flops")}
+
+
+def load_contestant(directory: Path, objective: str, packing: Packing) -> Contestant:
+    """Load a checkpoint that is to be judged on some shards.
+
+    Args:
+        directory: one complete checkpoint.
+        objective: ``diffusion`` or ``autoregressive``.
+        packing: the manifest of the shards.
+
+    Raises:
+        InputError: the checkpoint is not whole, is of another objective, or its vocabulary or
+            tokenizer is not that of the shards.
+    """
+    state = read_state(directory)
+    identity = state["identity"]
+    _refuse_other(directory, "objective", identity.get("objective"), objective)
+    model = load_model(directory)
+    _refuse_other(directory, "vocab_size", model.layout.vocab_size, packing.vocab_size)
+    for key in ("eot_id", "tokenizer_sha256"):
+        _refuse_other(directory, key, identity["data"].get(key), getattr(packing, key))
+    return Contestant(model=model, identity=identity, progress=state["progress"])
+
+
+def refuse_other_window(first: Contestant, second: Contestant) -> None:
+    """Raise unless both models were trained on windows of one layout.
+
+    Raises:
+        InputError: they were not, so that they would not score the same tokens.
+    """
+    if first.layout != second.layout:
+        raise InputError(
+            f"checkpoints/{second.identity['objective']}",
+            expected=f"the layout of the other checkpoint, {first.layout}",
+            got=str(second.layout),
+            fix="train both objectives with the same layout",
+        )
+
+
+def _refuse_other(directory: Path, name: str, got: object, expected: object) -> None:
+    """Raise unless a property of the checkpoint is the one that is needed."""
+    if got != expected:
+        raise InputError(
+            f"{directory}:{name}",
+            expected=str(expected),
+            got=str(got),
+            fix="evaluate the checkpoint on the shards that its tokenizer packed, by objective",
+        )
