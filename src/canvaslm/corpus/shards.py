@@ -1,0 +1,330 @@
+"""How do documents lie on disk as ids, so that any reader finds every one of them again?
+
+A shard is nothing but ids, little-endian ``uint16`` or ``uint32`` by the size of the whole
+vocabulary; each document is followed by the end-of-text id and none runs over a shard's edge. What
+else there is to know stands beside them: where each document lies in ``documents.parquet``, how
+many bytes of text each id stands for in ``token_bytes.bin``, and in ``manifest.json``, written
+last, all sizes and hashes. Without a manifest the folder is incomplete, whatever lies in it.
+"""
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from canvaslm.corpus.documents import SPLITS
+from canvaslm.corpus.tokenizer import Tokenizer
+from canvaslm.errors import InputError
+from canvaslm.params import Params
+from canvaslm.reporting.files import write_bytes, write_json
+from canvaslm.reporting.progress import Track
+
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+_DOCUMENTS = "documents.parquet"
+_TOKEN_BYTES = "token_bytes.bin"
+_BATCH_DOCUMENTS = 256
+_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_PLACES = pa.schema(
+    [
+        ("doc_id", pa.int64()),
+        ("split", pa.string()),
+        ("shard", pa.int64()),
+        ("first_token", pa.int64()),
+        ("n_tokens", pa.int64()),
+        ("n_bytes", pa.int64()),
+    ]
+)
+
+
+class PackParams(Params):
+    """How ids are laid into shards."""
+
+    shard_tokens: int = Field(
+        ge=1, description="tokens in a shard at most; a longer document gets one of its own"
+    )
+    n_threads: int = Field(ge=1, description="threads that encode; they change only the time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of ids: its name below the folder, what is in it, and the hash of its bytes."""
+
+    file: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All that a reader must know about a folder of shards; ``sha256`` is of the file itself."""
+
+    format_version: int
+    dtype: str
+    vocab_size: int
+    eot_id: int
+    tokenizer_sha256: str
+    documents_sha256: str
+    token_bytes_sha256: str
+    splits: dict[str, tuple[Shard, ...]]
+    sha256: str
+
+    @property
+    def id_type(self) -> np.dtype:
+        """The type of an id on disk."""
+        return _DTYPES[self.dtype]
+
+    def tokens_in(self, split: str) -> int:
+        """Tokens in all shards of a split, ends of text included."""
+        return sum(shard.tokens for shard in self.splits[split])
+
+
+def pack_shards(
+    documents_dir: Path, tokenizer: Tokenizer, params: PackParams, out_dir: Path, *, track: Track
+) -> Manifest:
+    """Encode all documents and write the shards, the tables beside them, and last the manifest.
+
+    Args:
+        documents_dir: holds ``train.parquet`` and ``val.parquet``.
+        tokenizer: gives the ids.
+        params: the section ``pack_shards``.
+        out_dir: ``data/shards``; what an earlier run left there is replaced.
+        track: shows documents done.
+
+    Raises:
+        InputError: a split is missing or empty, or an id does not fit the vocabulary.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / _MANIFEST).unlink(missing_ok=True)
+    id_type = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    splits: dict[str, list[Shard]] = {}
+    places: list[dict[str, Any]] = []
+    for split in SPLITS:
+        shutil.rmtree(out_dir / split, ignore_errors=True)
+        writer = _SplitWriter(out_dir, split, _DTYPES[id_type], params.shard_tokens)
+        for row, ids in _encode(documents_dir / f"{split}.parquet", tokenizer, params, track):
+            writer.add(row, _with_end(ids, tokenizer, row["source"]))
+        splits[split], split_places = writer.finish()
+        places += split_places
+    sizes = _text_bytes_by_id(tokenizer)
+    return _write_manifest(
+        out_dir,
+        {
+            "format_version": FORMAT_VERSION,
+            "dtype": id_type,
+            "vocab_size": tokenizer.vocab_size,
+            "eot_id": tokenizer.eot_id,
+            "tokenizer_sha256": tokenizer.sha256,
+            "documents_sha256": _write_hashed(out_dir / _DOCUMENTS, _to_parquet(places)),
+            "token_bytes_sha256": _write_hashed(out_dir / _TOKEN_BYTES, sizes.tobytes()),
+            "splits": {s: [asdict(shard) for shard in shards] for s, shards in splits.items()},
+        },
+    )
+
+
+def read_manifest(shards_dir: Path) -> Manifest:
+    """Read the manifest of a complete folder whose files have the sizes that it states.
+
+    Raises:
+        InputError: the folder is incomplete, of another format, or a file's size disagrees.
+    """
+    manifest = parse_manifest(shards_dir)
+    sizes = {
+        shards_dir / shard.file: shard.tokens * manifest.id_type.itemsize
+        for shards in manifest.splits.values()
+        for shard in shards
+    }
+    sizes[shards_dir / _TOKEN_BYTES] = manifest.vocab_size * 4
+    for path, expected in sizes.items():
+        got = path.stat().st_size if path.is_file() else None
+        if got != expected:
+            raise InputError(
+                path,
+                expected=f"{expected} bytes",
+                got="no such file" if got is None else f"{got} bytes",
+                fix="run stages/pack_shards.py again",
+            )
+    return manifest
+
+
+def parse_manifest(shards_dir: Path) -> Manifest:
+    """Read the manifest without looking at the files that it speaks of.
+
+    Raises:
+        InputError: there is no whole manifest, or it is of another format.
+    """
+    path = shards_dir / _MANIFEST
+    try:
+        content = path.read_bytes()
+        fields = json.loads(content)
+        version = fields["format_version"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        raise InputError(
+            path,
+            expected="the manifest of a complete dataset",
+            got="an incomplete dataset (no whole manifest)",
+            fix="run stages/pack_shards.py",
+        ) from None
+    if version != FORMAT_VERSION:
+        raise InputError(
+            path,
+            expected=f"format_version {FORMAT_VERSION}",
+            got=repr(version),
+            fix="run stages/pack_shards.py again",
+        )
+    splits = {s: tuple(Shard(**shard) for shard in fields["splits"][s]) for s in SPLITS}
+    return Manifest(**fields | {"splits": splits, "sha256": hashlib.sha256(content).hexdigest()})
+
+
+def read_places(shards_dir: Path, split: str) -> dict[str, np.ndarray]:
+    """Where the documents of a split lie, in their order.
+
+    Returns:
+        ``doc_id``, ``shard``, ``first_token``, ``n_tokens`` (the end of text included) and
+        ``n_bytes``, each (documents,) int64.
+
+    Raises:
+        InputError: the table cannot be read.
+    """
+    try:
+        table = pq.read_table(shards_dir / _DOCUMENTS, filters=[("split", "=", split)])
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            shards_dir / _DOCUMENTS,
+            expected="the table of documents",
+            got=str(error).splitlines()[0],
+            fix="run stages/pack_shards.py again",
+        ) from None
+    return {n: table[n].to_numpy() for n in _PLACES.names if n != "split"}
+
+
+def read_token_bytes(shards_dir: Path) -> np.ndarray:
+    """Bytes of text that each id stands for, (V,) int64; 0 for the end of text."""
+    return np.fromfile(shards_dir / _TOKEN_BYTES, dtype="<u4").astype(np.int64)
+
+
+def _encode(
+    path: Path, tokenizer: Tokenizer, params: PackParams, track: Track
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Each document's row and ids, in the order of the file."""
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            path,
+            expected="a split's documents",
+            got=str(error).splitlines()[0],
+            fix="run stages/collect_documents.py",
+        ) from None
+    with file:
+        if file.metadata.num_rows == 0:
+            raise InputError(
+                path,
+                expected="documents in the split",
+                got="none",
+                fix="change collect_documents.val_share or add documents",
+            )
+        rows = _encoded_rows(file, tokenizer, params.n_threads)
+        yield from track(rows, total=file.metadata.num_rows, label=f"{path.stem} documents")
+
+
+def _encoded_rows(
+    file: pq.ParquetFile, tokenizer: Tokenizer, n_threads: int
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    for batch in file.iter_batches(batch_size=_BATCH_DOCUMENTS):
+        rows = batch.to_pylist()
+        ids = tokenizer.encode_many([row["text"] for row in rows], n_threads=n_threads)
+        yield from zip(rows, ids, strict=True)
+
+
+def _with_end(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> np.ndarray:
+    """A document's ids and the end of text, all within the vocabulary, before any cast."""
+    wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+    if wrong.size:
+        raise InputError(
+            source,
+            expected=f"ids 0..{tokenizer.vocab_size - 1}",
+            got=f"id {wrong[0]}",
+            fix="run stages/train_tokenizer.py again",
+        )
+    return np.append(ids, tokenizer.eot_id)
+
+
+class _SplitWriter:
+    """Lays documents into shards one after the other and notes where each lies."""
+
+    def __init__(self, out_dir: Path, split: str, id_type: np.dtype, shard_tokens: int) -> None:
+        self._out_dir, self._split = out_dir, split
+        self._id_type, self._shard_tokens = id_type, shard_tokens
+        self._shards: list[Shard] = []
+        self._places: list[dict[str, Any]] = []
+        self._open: list[np.ndarray] = []
+        self._tokens = self._text_bytes = 0
+
+    def add(self, row: dict[str, Any], ids: np.ndarray) -> None:
+        """Append a document to the open shard, or to a new one where it does not fit."""
+        if self._open and self._tokens + ids.size > self._shard_tokens:
+            self._close_shard()
+        self._places.append(
+            {
+                "doc_id": row["doc_id"],
+                "split": self._split,
+                "shard": len(self._shards),
+                "first_token": self._tokens,
+                "n_tokens": ids.size,
+                "n_bytes": row["n_bytes"],
+            }
+        )
+        self._open.append(ids.astype(self._id_type))
+        self._tokens += ids.size
+        self._text_bytes += row["n_bytes"]
+
+    def finish(self) -> tuple[list[Shard], list[dict[str, Any]]]:
+        self._close_shard()
+        return self._shards, self._places
+
+    def _close_shard(self) -> None:
+        name = f"{self._split}/shard_{len(self._shards):05d}.bin"
+        content = np.concatenate(self._open).tobytes()
+        shard = Shard(
+            file=name,
+            tokens=self._tokens,
+            documents=len(self._open),
+            text_bytes=self._text_bytes,
+            sha256=_write_hashed(self._out_dir / name, content),
+        )
+        self._shards.append(shard)
+        self._open, self._tokens, self._text_bytes = [], 0, 0
+
+
+def _text_bytes_by_id(tokenizer: Tokenizer) -> np.ndarray:
+    sizes = np.array([len(token) for token in tokenizer.token_bytes], dtype="<u4")
+    sizes[tokenizer.eot_id] = 0
+    return sizes
+
+
+def _to_parquet(places: list[dict[str, Any]]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(places, schema=_PLACES), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _write_hashed(path: Path, content: bytes) -> str:
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_manifest(out_dir: Path, fields: dict[str, Any]) -> Manifest:
+    write_json(out_dir / _MANIFEST, fields)
+    return read_manifest(out_dir)
