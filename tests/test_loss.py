@@ -1,0 +1,251 @@
+"""Does the chunked loss equal its definition, for any chunk, reduction, target and type?"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from canvaslm.device import autocast
+from canvaslm.errors import InputError
+from canvaslm.loss import IGNORED, TargetError, chunked_cross_entropy, dense_cross_entropy
+from oracles import defined_nats
+
+Problem = tuple[Tensor, Tensor, Tensor]
+Loss = Callable[..., Tensor]
+
+each_loss = pytest.mark.parametrize(
+    "loss",
+    [dense_cross_entropy, functools.partial(chunked_cross_entropy, vocab_chunk=7)],
+    ids=["dense", "chunked"],
+)
+
+
+def problem(
+    *, n_tokens: int = 24, vocab_size: int = 41, width: int = 8, share_ignored: float = 0.25
+) -> Problem:
+    """Hidden (2, n/2, D), head (V, D) and targets in float64; scores of a few nats."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, n_tokens // 2)
+    hidden = torch.randn(*shape, width, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab_size, width, generator=generator, dtype=torch.float64)
+    targets = torch.randint(vocab_size, shape, generator=generator)
+    targets[torch.rand(shape, generator=generator) < share_ignored] = IGNORED
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def truth_of(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    nats = defined_nats(hidden, weight, targets, IGNORED)
+    if reduction == "none":
+        return nats
+    return nats.sum() / (1 if reduction == "sum" else int((targets != IGNORED).sum()))
+
+
+def assert_equal_with_gradients(
+    nats: Tensor, truth: Tensor, inputs: Problem, *, tolerance: float
+) -> None:
+    """Values and gradients under a random pull on each value agree, relative to their size."""
+    pull = torch.rand(truth.shape, generator=torch.Generator().manual_seed(2)).double() * 0.37
+    gradients = torch.autograd.grad(nats, inputs[:2], pull.to(nats.dtype))
+    true_gradients = torch.autograd.grad(truth, inputs[:2], pull.to(truth.dtype))
+    for value, true_value in zip((nats, *gradients), (truth, *true_gradients), strict=True):
+        assert value.shape == true_value.shape
+        assert (value - true_value).abs().max() <= tolerance * true_value.abs().max()
+
+
+# BR-21, BR-23: a pull of its own on each value, a quarter of the targets ignored
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("vocab_chunk", [1, 7, 8, 40, 41, 1000])
+def test_chunk_size_changes_no_value(vocab_chunk: int, reduction) -> None:
+    inputs = problem()
+    nats = chunked_cross_entropy(*inputs, vocab_chunk=vocab_chunk, reduction=reduction)
+    truth = truth_of(*inputs, reduction)
+    assert_equal_with_gradients(nats, truth, inputs, tolerance=1e-12)
+
+
+# BR-21
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_dense_loss_is_the_definition(reduction) -> None:
+    inputs = problem()
+    nats = dense_cross_entropy(*inputs, reduction=reduction)
+    assert_equal_with_gradients(nats, truth_of(*inputs, reduction), inputs, tolerance=1e-12)
+
+
+# BR-21
+@pytest.mark.parametrize("vocab_chunk", [32, 1000, 1024, 4095, 4096, 5000])
+def test_many_tokens_in_float32_stay_within_1e_6(vocab_chunk: int) -> None:
+    exact = problem(n_tokens=512, vocab_size=4096)
+    hidden, weight, targets = exact
+    narrow = (hidden.detach().float().requires_grad_(), weight.detach().float().requires_grad_())
+    nats = chunked_cross_entropy(*narrow, targets, vocab_chunk=vocab_chunk, reduction="mean")
+    assert nats.dtype == torch.float32
+    truth = truth_of(*exact, "mean")
+    assert abs(nats.item() - truth.item()) < 1e-6
+    gradients = torch.autograd.grad(nats, narrow)
+    true_gradients = torch.autograd.grad(truth, exact[:2])
+    for gradient, true_gradient in zip(gradients, true_gradients, strict=True):
+        assert (gradient - true_gradient).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_remainder_of_1105_words_is_counted(dtype: torch.dtype) -> None:
+    exact = problem(n_tokens=6, vocab_size=50_257, width=4, share_ignored=0)
+    exact[2][0, 0] = 50_256
+    inputs = tuple(x.detach().to(dtype).requires_grad_() for x in exact[:2])
+    nats = chunked_cross_entropy(*inputs, exact[2], vocab_chunk=8192, reduction="none")
+    truth = truth_of(*exact, "none")
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    assert (nats - truth).abs().max() < tolerance * truth.abs().max()
+    gradient = torch.autograd.grad(nats.sum(), inputs[1])[0]
+    true_gradient = torch.autograd.grad(truth.sum(), exact[1])[0]
+    assert (gradient - true_gradient).abs().max() < tolerance
+
+
+def test_gradient_is_the_derivative() -> None:
+    hidden, weight, targets = problem(n_tokens=6, vocab_size=11, width=3)
+
+    def nats(h: Tensor, w: Tensor) -> Tensor:
+        return chunked_cross_entropy(h, w, targets, vocab_chunk=4, reduction="none")
+
+    assert torch.autograd.gradcheck(nats, (hidden, weight))
+
+
+# BR-23
+def test_doubled_pull_doubles_the_gradients() -> None:
+    hidden, weight, targets = problem()
+    nats = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=9, reduction="mean")
+    once = torch.autograd.grad(nats * 0.37, (hidden, weight), retain_graph=True)
+    twice = torch.autograd.grad(nats * 0.74, (hidden, weight))
+    for single, double in zip(once, twice, strict=True):
+        assert torch.equal(2 * single, double)
+
+
+# BR-22
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@each_loss
+def test_no_target_at_all_gives_zero_and_zero_gradients(loss: Loss, reduction) -> None:
+    hidden, weight, targets = problem(share_ignored=1)
+    nats = loss(hidden, weight, targets, reduction=reduction)
+    assert nats.item() == 0.0
+    for gradient in torch.autograd.grad(nats, (hidden, weight)):
+        assert not gradient.any()
+
+
+# BR-22
+def test_ignored_rows_count_as_absent_whatever_they_hold() -> None:
+    hidden, weight, targets = problem()
+    ignored = targets == IGNORED
+    spoilt = hidden.detach().clone()
+    spoilt[ignored] = math.nan
+    spoilt.requires_grad_()
+    nats = chunked_cross_entropy(spoilt, weight, targets, vocab_chunk=7, reduction="none")
+    kept = hidden.detach()[~ignored].requires_grad_()
+    alone = chunked_cross_entropy(kept, weight, targets[~ignored], vocab_chunk=7, reduction="none")
+    assert torch.equal(nats[~ignored], alone)
+    assert not nats[ignored].any()
+    d_spoilt, d_weight = torch.autograd.grad(nats.sum(), (spoilt, weight))
+    d_kept, d_weight_alone = torch.autograd.grad(alone.sum(), (kept, weight))
+    assert torch.equal(d_weight, d_weight_alone)
+    assert torch.equal(d_spoilt[~ignored], d_kept)
+    assert not d_spoilt[ignored].any()
+
+
+# BR-22
+def test_chunk_without_any_target_is_counted_in_the_sum() -> None:
+    hidden, weight, targets = problem(share_ignored=0)
+    low = targets % 10  # every target in the first of four chunks
+    nats = chunked_cross_entropy(hidden, weight, low, vocab_chunk=12, reduction="mean")
+    assert_equal_with_gradients(
+        nats, truth_of(hidden, weight, low, "mean"), (hidden, weight, low), tolerance=1e-12
+    )
+
+
+# BR-24
+@pytest.mark.parametrize("n_chunks", [4, 256])
+def test_head_gradient_in_bfloat16_does_not_drift_with_the_number_of_chunks(n_chunks: int) -> None:
+    hidden, weight, targets = problem(n_tokens=8192, vocab_size=512, width=16, share_ignored=0)
+    narrow = [x.detach().to(torch.bfloat16).requires_grad_() for x in (hidden, weight)]
+    exact = [x.detach().float().requires_grad_() for x in narrow]
+    nats = chunked_cross_entropy(*narrow, targets, vocab_chunk=512 // n_chunks, reduction="mean")
+    truth = dense_cross_entropy(*exact, targets, reduction="mean")
+    assert nats.dtype == torch.float32
+    assert abs(nats.item() - truth.item()) < 1e-3 * truth.item()
+    for gradient, true_gradient in zip(
+        torch.autograd.grad(nats, narrow), torch.autograd.grad(truth, exact), strict=True
+    ):
+        assert gradient.dtype == torch.bfloat16
+        error = (gradient.float() - true_gradient).norm() / true_gradient.norm()
+        assert error < 3e-3
+
+
+# BR-25
+@pytest.mark.parametrize("target", [-4, -1, -101, 41, 48])
+@each_loss
+def test_target_outside_the_vocabulary_is_refused_with_its_place(target: int, loss: Loss) -> None:
+    hidden, weight, targets = problem()
+    targets[1, 3] = target
+    with pytest.raises(TargetError, match=rf"target at \(1, 3\).*\[0, 41\).*got {target};") as got:
+        loss(hidden, weight, targets, reduction="sum")
+    assert isinstance(got.value, InputError)
+    assert isinstance(got.value, ValueError)
+
+
+@pytest.mark.parametrize(("vocab_chunk", "reduction"), [(0, "sum"), (-1, "sum"), (7, "average")])
+def test_chunk_of_nothing_and_unknown_reduction_are_refused(vocab_chunk: int, reduction) -> None:
+    with pytest.raises(InputError, match=r"vocab_chunk|reduction"):
+        chunked_cross_entropy(*problem(), vocab_chunk=vocab_chunk, reduction=reduction)
+
+
+def test_huge_scores_stay_finite() -> None:
+    hidden, weight, targets = problem()
+    nats = chunked_cross_entropy(hidden * 1e4, weight, targets, vocab_chunk=7, reduction="none")
+    truth = dense_cross_entropy(hidden * 1e4, weight, targets, reduction="none")
+    assert nats.isfinite().all()
+    assert (nats - truth).abs().max() < 1e-8
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest number of elements that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_tensor_is_larger_than_one_chunk_of_logits() -> None:
+    N, V, chunk = 128, 1000, 64
+    hidden, weight, targets = problem(n_tokens=N, vocab_size=V, share_ignored=0)
+    with LargestTensor() as chunked:
+        nats = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=chunk, reduction="sum")
+        nats.backward()
+    with LargestTensor() as dense:
+        dense_cross_entropy(hidden, weight, targets, reduction="sum").backward()
+    assert chunked.elements == N * chunk
+    assert dense.elements == N * V
+
+
+def test_half_types_meet_over_float32_weights() -> None:
+    hidden, weight, targets = problem(n_tokens=64)
+    truth = truth_of(hidden, weight, targets, "mean")
+    head = weight.detach().float().requires_grad_()
+    states = hidden.detach().to(torch.bfloat16).requires_grad_()
+    arguments = {"vocab_chunk": 7, "reduction": "mean"}
+    outside = chunked_cross_entropy(states, head, targets, **arguments)
+    with autocast(torch.device("cpu"), "bfloat16"):
+        inside = chunked_cross_entropy(states, head, targets, **arguments)
+        dense = dense_cross_entropy(states, head, targets, reduction="mean")
+    inside.backward()
+    assert outside.dtype == inside.dtype == dense.dtype == torch.float32
+    assert (states.grad.dtype, head.grad.dtype) == (torch.bfloat16, torch.float32)
+    assert abs(outside.item() - truth.item()) < 5e-3 * truth.item()
+    assert abs(inside.item() - truth.item()) <= abs(dense.item() - truth.item()) + 1e-3
