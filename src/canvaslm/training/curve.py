@@ -1,0 +1,104 @@
+"""What does a finished run report: the loss curve, its seconds, and the final figures?
+
+All of it is a pure function of the record of steps, so that a run that was killed and resumed, or
+that is only exported again at another cadence, writes the same bytes as one that ran through.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from canvaslm.reporting.files import write_csv, write_json
+from canvaslm.training.guard import NO_TARGETS
+from canvaslm.training.run_state import StepRecord
+
+_LOSS_COLUMNS = (
+    "step",
+    "windows",
+    "tokens",
+    "flops",
+    "loss_nats",
+    "gradient_norm",
+    "learning_rate",
+    "targets",
+    "skipped_steps",
+)
+
+
+def write_curve(
+    out: Path,
+    records: Sequence[StepRecord],
+    seconds: Sequence[float],
+    *,
+    log_every: int,
+    windows_per_step: int,
+    window_tokens: int,
+    flops_per_window: float,
+) -> dict[str, float | int | None]:
+    """Write ``loss.csv`` and ``timing.csv`` under ``out`` and return the last row of the former.
+
+    A row stands for the steps since the row before it: its loss is their summed nats over their
+    summed targets, and ``skipped_steps`` says how many of them changed nothing and are not in it.
+    Its gradient norm and learning rate are those of the row's own step. ``step`` counts steps
+    done, so the first row at ``log_every: 10`` is step 10; the run's last step always has a row.
+    """
+    rows, timing = [], []
+    tokens_per_step = windows_per_step * window_tokens
+    for start in range(0, len(records), log_every):
+        span = records[start : start + log_every]
+        done = start + len(span)
+        windows = done * windows_per_step
+        rows.append(
+            {
+                "step": done,
+                "windows": windows,
+                "tokens": windows * window_tokens,
+                "flops": windows * flops_per_window,
+                "loss_nats": _mean_nats(span),
+                "gradient_norm": span[-1].gradient_norm,
+                "learning_rate": span[-1].learning_rate,
+                "targets": sum(record.targets for record in span if not record.cause),
+                "skipped_steps": sum(bool(record.cause) for record in span),
+            }
+        )
+        spent = sum(seconds[start:done])
+        timing.append([done, f"{spent:.6f}", f"{len(span) * tokens_per_step / spent:.1f}"])
+    cells = [["" if value is None else value for value in row.values()] for row in rows]
+    write_csv(out / "loss.csv", _LOSS_COLUMNS, cells)
+    write_csv(out / "timing.csv", ("step", "seconds", "tokens_per_s"), timing)
+    return rows[-1]
+
+
+def write_metrics(
+    out: Path,
+    records: Sequence[StepRecord],
+    last: dict[str, float | int | None],
+    *,
+    n_windows: int,
+    n_parameters: int,
+) -> None:
+    """Write ``metrics.json``: where the run ended, and how many steps changed nothing."""
+    windows = last["windows"]
+    assert windows is not None
+    skipped = [record for record in records if record.cause]
+    without_targets = sum(record.cause == NO_TARGETS for record in skipped)
+    loss = last["loss_nats"]
+    metrics = {
+        "bad_steps": len(skipped) - without_targets,
+        "epochs": windows / n_windows,
+        "final_loss_nats_per_target": math.nan if loss is None else loss,
+        "flops": last["flops"],
+        "parameters": n_parameters,
+        "steps": last["step"],
+        "steps_without_targets": without_targets,
+        "tokens": last["tokens"],
+        "windows": windows,
+    }
+    write_json(out / "metrics.json", metrics)
+
+
+def _mean_nats(records: Sequence[StepRecord]) -> float | None:
+    """Nats per target over the steps that ran; None when none did."""
+    ran = [record for record in records if record.nats is not None]
+    targets = sum(record.targets for record in ran)
+    return sum(record.nats or 0.0 for record in ran) / targets if targets else None

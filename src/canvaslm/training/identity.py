@@ -1,0 +1,55 @@
+"""When are two runs the same run, so that one may go on from the other's state?
+
+Everything that can move a bit of the weights is identity; where the run lives, what it runs on and
+how often it writes is not. docs/resume.md gives the reason for each key.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from canvaslm.training.plan import Recipe
+
+# Keys of the pretrain section that do not reach the weights. `micro_batch_windows`, `vocab_chunk`,
+# `compile` and `gradient_checkpointing` are not among them: they change how sums are rounded.
+_NOT_IDENTITY = {
+    "device",
+    "log_every",
+    "save_every",
+    "keep_last",
+    "max_consecutive_bad_steps",
+}
+
+
+def run_identity(
+    recipe: Recipe, *, manifest_sha256: str, tokenizer_sha256: str, eot_id: int, code_digest: str
+) -> dict[str, Any]:
+    """Write down in full what decides a run's weights, as plain JSON values.
+
+    Args:
+        recipe: what is trained.
+        manifest_sha256: hash of the shards' manifest, which itself holds the hash of each shard.
+        tokenizer_sha256: hash of the tokenizer that the ids belong to.
+        eot_id: the end-of-text id.
+        code_digest: digest of all code that the stage can reach.
+    """
+    pretrain = recipe.pretrain.model_dump()
+    return {
+        "objective": recipe.objective,
+        "layout": recipe.layout.model_dump(),
+        "model": recipe.model.model_dump(),
+        "diffusion": recipe.diffusion.model_dump() if recipe.diffusion else None,
+        "pretrain": {key: pretrain[key] for key in pretrain if key not in _NOT_IDENTITY},
+        "data": {
+            "manifest_sha256": manifest_sha256,
+            "tokenizer_sha256": tokenizer_sha256,
+            "eot_id": eot_id,
+        },
+        "code": code_digest,
+    }
+
+
+def identity_name(identity: dict[str, Any]) -> str:
+    """Name a run by its identity: sixteen hex digits, safe as a folder."""
+    text = json.dumps(identity, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,72 @@
+"""Which run is this: what does it train, on which data, under which identity?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from canvaslm.corpus.shards import Manifest, read_manifest
+from canvaslm.corpus.windows import Windows
+from canvaslm.errors import InputError
+from canvaslm.objective.denoising import Denoising
+from canvaslm.objective.next_token import NextToken
+from canvaslm.training.identity import run_identity
+from canvaslm.training.learner import Objective
+from canvaslm.training.plan import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: what it trains, on which data, under which identity."""
+
+    recipe: Recipe
+    objective: Objective
+    windows: Windows
+    identity: dict[str, Any]
+
+    @property
+    def flops_per_window(self) -> float:
+        """Forward and backward operations for one window."""
+        return self.objective.flops_per_window(self.recipe.model)
+
+
+def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
+    """Open the data of a run and write down its identity.
+
+    Raises:
+        InputError: the shards are incomplete, are of another vocabulary, or hold no whole window.
+    """
+    manifest = read_manifest(shards)
+    if manifest.vocab_size != recipe.layout.vocab_size:
+        raise InputError(
+            shards / "manifest.json",
+            expected=f"layout.vocab_size ({recipe.layout.vocab_size})",
+            got=str(manifest.vocab_size),
+            fix="run stages/pack_shards.py again",
+        )
+    windows = Windows(shards, "train", recipe.layout.window_tokens)
+    identity = run_identity(
+        recipe,
+        manifest_sha256=manifest.sha256,
+        tokenizer_sha256=manifest.tokenizer_sha256,
+        eot_id=manifest.eot_id,
+        code_digest=code_digest,
+    )
+    objective = _make_objective(recipe, manifest)
+    return Job(recipe=recipe, objective=objective, windows=windows, identity=identity)
+
+
+def _make_objective(recipe: Recipe, manifest: Manifest) -> Objective:
+    if recipe.diffusion is None:
+        return NextToken(
+            layout=recipe.layout,
+            eot_id=manifest.eot_id,
+            vocab_chunk=recipe.pretrain.vocab_chunk,
+        )
+    objective = Denoising(
+        layout=recipe.layout,
+        diffusion=recipe.diffusion,
+        seed=recipe.pretrain.seed,
+        vocab_chunk=recipe.pretrain.vocab_chunk,
+    )
+    objective.refuse_misfit(recipe.model)
+    return objective

@@ -1,0 +1,97 @@
+"""What does the stage `pretrain` do, from shards to a checkpoint?
+
+It goes on from the run's own state, trains to the end, and copies the result out. A run that has
+already ended is only copied out.
+"""
+
+import logging
+from pathlib import Path
+
+from canvaslm.checkpoint import export_checkpoint, latest_complete, read_state, restore
+from canvaslm.device import pick_device
+from canvaslm.model.shape import count_parameters
+from canvaslm.reporting.progress import Track
+from canvaslm.training.curve import write_curve, write_metrics
+from canvaslm.training.identity import identity_name
+from canvaslm.training.job import Job
+from canvaslm.training.learner import Learner
+from canvaslm.training.loop import start, train
+from canvaslm.training.memory import refuse_what_does_not_fit
+from canvaslm.training.run_state import RunState, open_run
+
+_log = logging.getLogger(__name__)
+
+
+def pretrain(job: Job, *, work: Path, out: Path, reports: Path, track: Track) -> None:
+    """Train a run to its end, or go on with it, and copy out its checkpoint and reports.
+
+    Args:
+        job: the run.
+        work: where runs live between processes; this one in a folder of its own.
+        out: the checkpoint directory that later stages read.
+        reports: where ``loss.csv``, ``metrics.json`` and ``timing.csv`` go.
+        track: shows how far the loop is.
+
+    Raises:
+        InputError: the run does not fit into memory, or another process trains it.
+        GateClosedError: it does not learn: too many steps in a row changed nothing.
+    """
+    with open_run(work, identity_name(job.identity)) as state:
+        latest = latest_complete(state.checkpoints)
+        if latest is not None and _read_step(latest) >= job.recipe.pretrain.steps:
+            _log.info("%s has ended; only its results are copied out", state.directory)
+            state.roll_back(job.recipe.pretrain.steps)
+        else:
+            _train(job, state, latest, track)
+            latest = latest_complete(state.checkpoints)
+        assert latest is not None, "the last step writes a checkpoint"
+        export_checkpoint(latest, out)
+        _report(job, state, reports)
+
+
+def _read_step(checkpoint: Path) -> int:
+    return read_state(checkpoint)["progress"]["step"]
+
+
+def _train(job: Job, state: RunState, latest: Path | None, track: Track) -> None:
+    """Build the learner, put it where the latest checkpoint says, and train to the end."""
+    device = pick_device(job.recipe.pretrain.device)
+    _log.info("estimated peak memory: %s", refuse_what_does_not_fit(job.recipe, device))
+    learner = Learner(job.recipe, job.objective, device)
+    progress = start()
+    if latest is not None:
+        progress = restore(latest, model=learner.model, optimizer=learner.optimizer)
+        _log.info("resumed at step %d from %s", progress.step, latest)
+    state.roll_back(progress.step)
+    train(
+        learner,
+        job.windows,
+        state,
+        progress=progress,
+        params=job.recipe.pretrain,
+        layout=job.recipe.layout,
+        identity=job.identity,
+        flops_per_window=job.flops_per_window,
+        track=track,
+    )
+
+
+def _report(job: Job, state: RunState, reports: Path) -> None:
+    """Write what the run's record of steps comes to."""
+    params, records = job.recipe.pretrain, state.steps()
+    last = write_curve(
+        reports,
+        records,
+        state.seconds(),
+        log_every=params.log_every,
+        windows_per_step=params.windows_per_step,
+        window_tokens=job.recipe.layout.window_tokens,
+        flops_per_window=job.flops_per_window,
+    )
+    write_metrics(
+        reports,
+        records,
+        last,
+        n_windows=len(job.windows),
+        n_parameters=count_parameters(job.recipe.model, job.recipe.layout),
+    )

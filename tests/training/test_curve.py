@@ -1,0 +1,92 @@
+"""Is the curve a function of the record of steps, and are skipped steps neither hidden nor NaN?"""
+
+import csv
+import json
+
+import pytest
+
+from canvaslm.training.curve import write_curve, write_metrics
+from canvaslm.training.run_state import StepRecord
+
+
+def ran(step, nats, targets):
+    return StepRecord(
+        step=step, nats=nats, targets=targets, gradient_norm=1.5, learning_rate=0.25, cause=""
+    )
+
+
+def skipped(step, cause="loss is nan"):
+    return StepRecord(
+        step=step, nats=None, targets=7, gradient_norm=None, learning_rate=0.25, cause=cause
+    )
+
+
+def write(out, records, log_every):
+    return write_curve(
+        out,
+        records,
+        [0.5] * len(records),
+        log_every=log_every,
+        windows_per_step=4,
+        window_tokens=16,
+        flops_per_window=10.0,
+    )
+
+
+def read(path):
+    with path.open(newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def test_a_row_is_summed_nats_over_summed_targets_since_the_row_before(tmp_path):
+    write(tmp_path, [ran(0, 10.0, 5), ran(1, 8.0, 1), ran(2, 4.0, 2)], log_every=2)
+    first, last = read(tmp_path / "loss.csv")
+    assert float(first["loss_nats"]) == 3.0  # not 5.0, the mean of the two means (BR-35)
+    assert [float(first[key]) for key in ("step", "windows", "tokens", "flops")] == [2, 8, 128, 80]
+    assert (first["targets"], first["gradient_norm"], first["learning_rate"]) == (
+        "6",
+        "1.5",
+        "0.25",
+    )
+    assert (last["step"], float(last["loss_nats"])) == ("3", 2.0)  # the last step has a row always
+
+
+def test_skipped_steps_are_counted_beside_the_mean_and_not_in_it(tmp_path):
+    """BR-51: the mean says over how many targets it is, and how many steps it lacks."""
+    write(tmp_path, [ran(0, 10.0, 5), skipped(1)], log_every=2)
+    [row] = read(tmp_path / "loss.csv")
+    assert (float(row["loss_nats"]), row["targets"], row["skipped_steps"]) == (2.0, "5", "1")
+
+
+def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
+    records = [skipped(0), skipped(1, "no targets")]
+    last = write(tmp_path, records, log_every=2)
+    [row] = read(tmp_path / "loss.csv")
+    assert (row["loss_nats"], row["gradient_norm"], row["skipped_steps"]) == ("", "", "2")
+    write_metrics(tmp_path, records, last, n_windows=10, n_parameters=3)
+    metrics = json.loads((tmp_path / "metrics.json").read_text(), parse_constant=pytest.fail)
+    assert metrics["final_loss_nats_per_target"] is None
+    assert "not finite" in metrics["final_loss_nats_per_target_reason"]
+    assert (metrics["bad_steps"], metrics["steps_without_targets"]) == (1, 1)
+
+
+def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
+    records = [ran(step, 6.0, 2) for step in range(5)]
+    write_metrics(tmp_path, records, write(tmp_path, records, 2), n_windows=8, n_parameters=3)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {
+        "bad_steps": 0,
+        "epochs": 2.5,
+        "final_loss_nats_per_target": 3.0,
+        "flops": 200.0,
+        "parameters": 3,
+        "steps": 5,
+        "steps_without_targets": 0,
+        "tokens": 320,
+        "windows": 20,
+    }
+
+
+def test_timing_has_the_seconds_and_the_rate_of_each_row(tmp_path):
+    write(tmp_path, [ran(step, 6.0, 2) for step in range(5)], log_every=2)
+    rows = [tuple(map(float, row.values())) for row in read(tmp_path / "timing.csv")]
+    assert rows == [(2, 1.0, 128.0), (4, 1.0, 128.0), (5, 0.5, 128.0)]

@@ -1,0 +1,334 @@
+"""Is a run one run: straight, killed and resumed, cut otherwise, or exported again?"""
+
+import csv
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from canvaslm.checkpoint import latest_complete, load_model, read_state
+from canvaslm.corpus.batches import window_indices
+from canvaslm.errors import GateClosedError, InputError
+from canvaslm.objective.targets import LossSum
+from canvaslm.reporting.progress import untracked
+from canvaslm.training import learner as learner_room
+from canvaslm.training import run as run_room
+from canvaslm.training.identity import identity_name
+from canvaslm.training.job import Job, make_job
+from canvaslm.training.learner import Learner
+from canvaslm.training.loop import advance, start, window_numbers
+from canvaslm.training.run import pretrain
+from canvaslm.training.run_state import open_run
+
+OUTS = (
+    "out/model.safetensors",
+    "out/optimizer.safetensors",
+    "out/state.json",
+    "reports/loss.csv",
+    "reports/metrics.json",
+)
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a process between two steps."""
+
+
+def stop_after(n_steps):
+    """A track that ends the loop after so many steps."""
+
+    def track(items, *, total, label):
+        del total, label
+        yield from itertools.islice(items, n_steps)
+        raise Stopped
+
+    return track
+
+
+class Poisoned:
+    """An objective whose loss is NaN on some window numbers."""
+
+    def __init__(self, inner, numbers):
+        self.inner = inner
+        self.numbers = numbers
+
+    def loss(self, model, windows, numbers):
+        loss = self.inner.loss(model, windows, numbers)
+        bad = bool(np.isin(numbers, self.numbers).any())
+        return LossSum(nats=loss.nats * (math.nan if bad else 1.0), n_targets=loss.n_targets)
+
+    def flops_per_window(self, params):
+        return self.inner.flops_per_window(params)
+
+
+def job_of(recipe, shards, *, poison=(), code="c"):
+    job = make_job(recipe, shards=shards, code_digest=code)
+    objective = Poisoned(job.objective, list(poison)) if poison else job.objective
+    return Job(recipe=job.recipe, objective=objective, windows=job.windows, identity=job.identity)
+
+
+def finish(job, place, track=untracked):
+    pretrain(job, work=place / "work", out=place / "out", reports=place / "reports", track=track)
+    return {name: (place / name).read_bytes() for name in OUTS}
+
+
+def folder(job, place):
+    return place / "work" / identity_name(job.identity)
+
+
+def loss_rows(place):
+    with (place / "reports" / "loss.csv").open(newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_two_runs_from_scratch_give_the_same_bytes(tiny_recipe, shards, tmp_path, kind):
+    job = job_of(tiny_recipe(kind), shards)
+    assert finish(job, tmp_path / "first") == finish(job, tmp_path / "second")
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_a_stopped_and_resumed_run_gives_the_same_bytes(tiny_recipe, shards, tmp_path, kind):
+    """BR-15..17, 37, 47: ten windows, four a step, so epochs end inside and after steps 5 and 10.
+
+    Stopped before the first checkpoint (3), on one (5, and 10), and between two (8, 12).
+    """
+    job = job_of(tiny_recipe(kind), shards)
+    straight = finish(job, tmp_path / "straight")
+    for stop in (3, 5, 8, 10, 12):
+        place = tmp_path / str(stop)
+        with pytest.raises(Stopped):
+            finish(job, place, stop_after(stop))
+        assert not (place / "out").exists()
+        assert finish(job, place) == straight, stop
+
+
+def test_a_run_stopped_again_and_again_gives_the_same_bytes(tiny_recipe, shards, tmp_path):
+    job = job_of(tiny_recipe(), shards)
+    straight = finish(job, tmp_path / "straight")
+    for stop in (6, 6, 4):  # 6 steps, back to 5; 11, back to 10; 14, back to 10
+        with pytest.raises(Stopped):
+            finish(job, tmp_path / "torn", stop_after(stop))
+    assert finish(job, tmp_path / "torn") == straight
+
+
+def test_a_resumed_run_with_a_skipped_step_gives_the_same_bytes(tiny_recipe, shards, tmp_path):
+    """The skip list is part of the state: window 18 is bad in step 4, 37 in step 9."""
+    job = job_of(tiny_recipe(), shards, poison=(18, 37))
+    straight = finish(job, tmp_path / "straight")
+    with pytest.raises(Stopped):
+        finish(job, tmp_path / "torn", stop_after(7))
+    assert finish(job, tmp_path / "torn") == straight
+    metrics = json.loads(straight["reports/metrics.json"])
+    assert (metrics["bad_steps"], metrics["steps"], metrics["windows"]) == (2, 15, 60)
+    skipped = json.loads(straight["out/state.json"])["progress"]["skipped"]
+    assert [(item["step"], item["cause"]) for item in skipped] == [
+        (4, "loss is nan"),
+        (9, "loss is nan"),
+    ]
+
+
+def test_the_first_resumed_step_uses_its_own_learning_rate(tiny_recipe, shards, tmp_path):
+    """BR-37: 15 straight against 5+10 and 12 (back to 10) + 5, as floats."""
+    job = job_of(tiny_recipe(), shards)
+
+    def rates(place, *stops):
+        for stop in stops:
+            with pytest.raises(Stopped):
+                finish(job, place, stop_after(stop))
+        finish(job, place)
+        with open_run(place / "work", identity_name(job.identity)) as state:
+            return [record.learning_rate for record in state.steps()]
+
+    straight = rates(tmp_path / "straight")
+    assert len(straight) == 15
+    assert rates(tmp_path / "five", 5) == straight
+    assert rates(tmp_path / "twelve", 12) == straight
+
+
+def test_a_finished_run_is_only_copied_out(tiny_recipe, shards, tmp_path, monkeypatch):
+    job = job_of(tiny_recipe(), shards)
+    first = finish(job, tmp_path)
+    timing = (tmp_path / "reports" / "timing.csv").read_bytes()
+    for name in OUTS:
+        (tmp_path / name).unlink()
+    monkeypatch.setattr(run_room, "Learner", pytest.fail)
+    assert finish(job, tmp_path) == first
+    assert (tmp_path / "reports" / "timing.csv").read_bytes() == timing
+
+
+def test_cadence_changes_the_rows_and_nothing_else(tiny_recipe, shards, tmp_path):
+    """A run that was logged and saved otherwise before it was killed writes the same bytes."""
+    finish(job_of(tiny_recipe(), shards), tmp_path / "plain")
+    other = job_of(tiny_recipe(log_every=5, save_every=4, keep_last=None), shards)
+    straight = finish(other, tmp_path / "other")
+    with pytest.raises(Stopped):
+        finish(job_of(tiny_recipe(), shards), tmp_path / "mixed", stop_after(7))
+    assert finish(other, tmp_path / "mixed") == straight
+    plain = (tmp_path / "plain" / "out" / "model.safetensors").read_bytes()
+    assert straight["out/model.safetensors"] == plain
+    assert [row["step"] for row in loss_rows(tmp_path / "mixed")] == ["5", "10", "15"]
+    assert [row["step"] for row in loss_rows(tmp_path / "plain")] == [
+        *map(str, range(2, 15, 2)),
+        "15",
+    ]
+
+
+def test_the_windows_of_a_step_are_those_of_its_numbers(tiny_recipe, shards, tmp_path, monkeypatch):
+    """One epoch holds each window once, also where it ends inside a step (BR-15, 16)."""
+    seen = []
+    take_step = Learner.take_step
+
+    def spy(self, step, windows, numbers):
+        seen.append((windows, numbers))
+        return take_step(self, step, windows, numbers)
+
+    monkeypatch.setattr(Learner, "take_step", spy)
+    job = job_of(tiny_recipe(), shards)
+    with pytest.raises(Stopped):
+        finish(job, tmp_path, stop_after(7))
+    finish(job, tmp_path)
+    numbers = np.concatenate([numbers for _, numbers in seen])
+    # 7 steps, then again from the checkpoint after 5
+    assert numbers.tolist() == [*range(28), *range(20, 60)]
+    ids = np.concatenate([windows for windows, _ in seen])[28:]
+    expected = job.windows.gather(window_indices(20, 40, seed=3, n_windows=10))
+    assert np.array_equal(ids, expected)
+    epoch = job.windows.gather(window_indices(20, 10, seed=3, n_windows=10))
+    assert len(np.unique(epoch, axis=0)) == 10
+
+
+def test_micro_batches_change_neither_windows_nor_noise(tiny_recipe, shards, tmp_path):
+    """Three steps cut 1x4, 2x2 and 4x1 lose the same nats up to rounding."""
+    found = {}
+    for micro in (1, 2, 4):
+        recipe = tiny_recipe(micro_batch_windows=micro, steps=3)
+        finish(job_of(recipe, shards), tmp_path / str(micro))
+        found[micro] = [float(row["loss_nats"]) for row in loss_rows(tmp_path / str(micro))]
+    assert found[1] == pytest.approx(found[4], rel=1e-5)
+    assert found[2] == pytest.approx(found[4], rel=1e-5)
+
+
+def test_a_run_that_does_not_learn_stops_with_its_log_written(
+    tiny_recipe, shards, tmp_path, caplog
+):
+    """BR-48: three bad steps in a row, before any checkpoint; a rerun says the same."""
+    job = job_of(tiny_recipe(), shards, poison=range(4, 60))
+    for _ in range(2):
+        with pytest.raises(GateClosedError, match=r"3 steps in a row .*loss is nan.* 4 to 15"):
+            finish(job, tmp_path)
+        with open_run(tmp_path / "work", identity_name(job.identity)) as state:
+            assert [record.cause for record in state.steps()] == ["", *["loss is nan"] * 3]
+    assert "step 1 skipped, nothing changed: loss is nan (window numbers 4 to 7)" in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bad_step", [4, 14])
+def test_a_bad_step_is_caught_where_a_checkpoint_or_the_end_is_due(
+    tiny_recipe, shards, tmp_path, bad_step
+):
+    """BR-50: steps 4 and 14 are saved, 14 is the last and is logged."""
+    job = job_of(tiny_recipe(), shards, poison=[4 * bad_step])
+    finish(job, tmp_path)
+    model = load_model(tmp_path / "out")
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    assert sum(int(row["skipped_steps"]) for row in loss_rows(tmp_path)) == 1
+
+
+def test_only_the_asked_number_of_checkpoints_stays(tiny_recipe, shards, tmp_path):
+    job = job_of(tiny_recipe(), shards)
+    finish(job, tmp_path)
+    names = sorted(path.name for path in (folder(job, tmp_path) / "checkpoints").iterdir())
+    assert names == ["step_00000010", "step_00000015"]
+
+
+def test_a_broken_newest_checkpoint_is_passed_over(tiny_recipe, shards, tmp_path):
+    """BR-41: with no manual step, and to the same bytes."""
+    job = job_of(tiny_recipe(), shards)
+    straight = finish(job, tmp_path / "straight")
+    with pytest.raises(Stopped):
+        finish(job, tmp_path / "torn", stop_after(12))
+    newest = latest_complete(folder(job, tmp_path / "torn") / "checkpoints")
+    assert newest is not None
+    (newest / "optimizer.safetensors").write_bytes(b"")
+    assert finish(job, tmp_path / "torn") == straight
+
+
+def test_the_out_says_which_run_it_is(tiny_recipe, shards, tmp_path):
+    job = job_of(tiny_recipe("autoregressive"), shards)
+    finish(job, tmp_path)
+    state = read_state(tmp_path / "out")
+    assert state["identity"] == json.loads(json.dumps(job.identity))
+    assert state["identity"]["data"]["manifest_sha256"] == job.windows.manifest.sha256
+    progress = state["progress"]
+    assert (progress["step"], progress["windows_consumed"], progress["tokens"]) == (15, 60, 960)
+    assert progress["flops"] == 60 * job.flops_per_window
+    assert load_model(tmp_path / "out").params.time_width == 0
+
+
+def test_other_code_is_another_run(tiny_recipe, shards, tmp_path):
+    """BR-75: nothing goes on from the state of other settings or other code."""
+    with pytest.raises(Stopped):
+        finish(job_of(tiny_recipe(), shards), tmp_path, stop_after(7))
+    finish(job_of(tiny_recipe(), shards, code="other"), tmp_path)
+    finish(job_of(tiny_recipe(learning_rate=0.02), shards), tmp_path)
+    assert len(list((tmp_path / "work").iterdir())) == 3
+
+
+def test_shards_of_another_vocabulary_are_refused(tiny_recipe, shards):
+    layout = tiny_recipe().layout.model_copy(update={"vocab_size": 36})
+    with pytest.raises(InputError, match=r"expected layout\.vocab_size \(36\), got 37"):
+        job_of(tiny_recipe(layout=layout), shards)
+
+
+def test_windows_are_counted_once_and_everything_follows_from_the_count(tiny_recipe):
+    recipe = tiny_recipe()
+    learner = Learner(recipe, _Constant(), torch.device("cpu"))
+    progress = start()
+    for step in range(3):
+        numbers = window_numbers(step, 4)
+        record = learner.take_step(step, np.zeros((4, 16), np.int64), numbers)
+        progress = advance(progress, record, numbers, recipe.layout, 2.5)
+    assert (progress.step, progress.windows_consumed) == (3, 12)
+    assert (progress.tokens, progress.flops) == (12 * 16, 12 * 2.5)
+
+
+class _Constant:
+    def loss(self, model, windows, numbers):
+        return LossSum(nats=model.final_norm.weight.sum(), n_targets=windows.numel())
+
+    def flops_per_window(self, params):
+        return 2.5
+
+
+@pytest.mark.slow
+def test_a_compiled_run_saves_a_plain_model_and_resumes(tiny_recipe, shards, tmp_path):
+    """BR-43: same keys as the plain run's, losses equal to rounding, resume equal to the bit."""
+    plain = job_of(tiny_recipe(steps=4, save_every=2), shards)
+    finish(plain, tmp_path / "plain")
+    job = job_of(tiny_recipe(steps=4, save_every=2, compile=True), shards)
+    straight = finish(job, tmp_path / "compiled")
+    with pytest.raises(Stopped):
+        finish(job, tmp_path / "torn", stop_after(3))
+    assert finish(job, tmp_path / "torn") == straight
+    keys = [
+        load_model(tmp_path / name / "out").state_dict().keys() for name in ("plain", "compiled")
+    ]
+    assert keys[0] == keys[1]
+    losses = [
+        [float(row["loss_nats"]) for row in loss_rows(tmp_path / name)]
+        for name in ("plain", "compiled")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_training_touches_no_global_generator(tiny_recipe, shards, tmp_path):
+    """Draws come from named streams, so what else draws in the process changes nothing."""
+    torch.manual_seed(1)
+    first = finish(job_of(tiny_recipe(), shards), tmp_path / "first")
+    torch.manual_seed(2)
+    np.random.default_rng().random()
+    assert finish(job_of(tiny_recipe(), shards), tmp_path / "second") == first
+    assert learner_room.initialise.__module__ == "canvaslm.model.backbone"
