@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from canvaslm.layout import Layout
-from canvaslm.loss import chunked_cross_entropy
+from canvaslm.loss import Reduction, chunked_cross_entropy
 from canvaslm.measure import stream_flops
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import ModelParams
@@ -55,7 +55,7 @@ class NextToken:
         )
         return 3 * forward
 
-    def _nats(self, model: Backbone, windows: Tensor, *, reduction: str) -> Tensor:
+    def _nats(self, model: Backbone, windows: Tensor, *, reduction: Reduction) -> Tensor:
         """Cross-entropy of windows (B, T) under the shifted input."""
         start = torch.full_like(windows[:, :1], self.eot_id)
         hidden = model.encode(torch.cat([start, windows[:, :-1]], dim=1)).hidden  # (B, T, D)
