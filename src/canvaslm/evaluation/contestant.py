@@ -89,16 +89,16 @@ def load_contestant(directory: Path, objective: str, packing: Packing) -> Contes
 
 
 def refuse_other_window(first: Contestant, second: Contestant) -> None:
-    """Raise unless both models were trained on windows of one layout.
+    """Raise unless both models were trained on windows of one length, however cut into canvases.
 
     Raises:
         InputError: they were not, so that they would not score the same tokens.
     """
-    if first.layout != second.layout:
+    if first.layout.window_tokens != second.layout.window_tokens:
         raise InputError(
-            f"checkpoints/{second.identity['objective']}",
-            expected=f"the layout of the other checkpoint, {first.layout}",
-            got=str(second.layout),
+            f"the {second.identity['objective']} checkpoint",
+            expected=f"windows of {first.layout.window_tokens} tokens, as the other checkpoint",
+            got=str(second.layout.window_tokens),
             fix="train both objectives with the same layout",
         )
 

@@ -107,7 +107,9 @@ def judge_loss_parity(
         twin.model.to(device),
         denoiser.model.to(device),
         held_out,
-        next_token=NextToken(layout=layout, eot_id=manifest.eot_id, vocab_chunk=params.vocab_chunk),
+        next_token=NextToken(
+            layout=twin.layout, eot_id=manifest.eot_id, vocab_chunk=params.vocab_chunk
+        ),
         denoising=Denoising(
             layout=layout,
             diffusion=denoiser.diffusion,
