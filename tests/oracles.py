@@ -186,8 +186,8 @@ def plain_forward(
 
     def rotate(x: Tensor) -> Tensor:
         half = p.head_width // 2
-        speeds = torch.tensor([p.rope_base ** (-i / half) for i in range(half)])
-        turn = torch.polar(torch.ones(1), positions[:, None] * speeds.double())
+        speeds = torch.tensor([p.rope_base ** (-i / half) for i in range(half)], dtype=x.dtype)
+        turn = torch.exp(1j * positions[:, None] * speeds)
         y = torch.complex(x[..., :half], x[..., half:]) * turn
         return torch.cat((y.real, y.imag), -1)
 

@@ -94,12 +94,12 @@ def test_many_tokens_in_float32_stay_within_1e_6(vocab_chunk: int) -> None:
 def test_remainder_of_1105_words_is_counted(dtype: torch.dtype) -> None:
     exact = problem(n_tokens=6, vocab_size=50_257, width=4, share_ignored=0)
     exact[2][0, 0] = 50_256
-    inputs = tuple(x.detach().to(dtype).requires_grad_() for x in exact[:2])
-    nats = chunked_cross_entropy(*inputs, exact[2], vocab_chunk=8192, reduction="none")
+    hidden, weight = (x.detach().to(dtype).requires_grad_() for x in exact[:2])
+    nats = chunked_cross_entropy(hidden, weight, exact[2], vocab_chunk=8192, reduction="none")
     truth = truth_of(*exact, "none")
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     assert (nats - truth).abs().max() < tolerance * truth.abs().max()
-    gradient = torch.autograd.grad(nats.sum(), inputs[1])[0]
+    gradient = torch.autograd.grad(nats.sum(), weight)[0]
     true_gradient = torch.autograd.grad(truth.sum(), exact[1])[0]
     assert (gradient - true_gradient).abs().max() < tolerance
 
@@ -167,10 +167,10 @@ def test_chunk_without_any_target_is_counted_in_the_sum() -> None:
 @pytest.mark.parametrize("n_chunks", [4, 256])
 def test_head_gradient_in_bfloat16_does_not_drift_with_the_number_of_chunks(n_chunks: int) -> None:
     hidden, weight, targets = problem(n_tokens=8192, vocab_size=512, width=16, share_ignored=0)
-    narrow = [x.detach().to(torch.bfloat16).requires_grad_() for x in (hidden, weight)]
-    exact = [x.detach().float().requires_grad_() for x in narrow]
-    nats = chunked_cross_entropy(*narrow, targets, vocab_chunk=512 // n_chunks, reduction="mean")
-    truth = dense_cross_entropy(*exact, targets, reduction="mean")
+    h, w = narrow = [x.detach().to(torch.bfloat16).requires_grad_() for x in (hidden, weight)]
+    nats = chunked_cross_entropy(h, w, targets, vocab_chunk=512 // n_chunks, reduction="mean")
+    exact_h, exact_w = exact = [x.detach().float().requires_grad_() for x in narrow]
+    truth = dense_cross_entropy(exact_h, exact_w, targets, reduction="mean")
     assert nats.dtype == torch.float32
     assert abs(nats.item() - truth.item()) < 1e-3 * truth.item()
     for gradient, true_gradient in zip(
@@ -244,8 +244,8 @@ def test_half_types_meet_over_float32_weights() -> None:
     with autocast(torch.device("cpu"), "bfloat16"):
         inside = chunked_cross_entropy(states, head, targets, **arguments)
         dense = dense_cross_entropy(states, head, targets, reduction="mean")
-    inside.backward()
+    gradients = torch.autograd.grad(inside, (states, head))
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.float32]
     assert outside.dtype == inside.dtype == dense.dtype == torch.float32
-    assert (states.grad.dtype, head.grad.dtype) == (torch.bfloat16, torch.float32)
     assert abs(outside.item() - truth.item()) < 5e-3 * truth.item()
     assert abs(inside.item() - truth.item()) <= abs(dense.item() - truth.item()) + 1e-3

@@ -1,0 +1,79 @@
+"""How large is the network?"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from canvaslm.layout import Layout
+from canvaslm.model.backbone import Backbone
+from canvaslm.model.shape import ModelParams, count_parameters
+
+PRODUCTION = ModelParams(
+    width=1024,
+    n_layers=24,
+    n_heads=16,
+    n_kv_heads=4,
+    head_width=64,
+    ffn_width=3072,
+    time_width=256,
+    bias=True,
+    qk_norm=False,
+    rope_base=10000.0,
+    norm_eps=1e-5,
+    self_conditioning="output",
+    clean_mask="causal",
+    vocab_multiple=1,
+)
+PRODUCTION_LAYOUT = Layout(canvas_tokens=256, canvases_per_window=16, vocab_size=50257)
+
+
+def held_parameters(model: Backbone) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_production_shape_has_343516160_parameters() -> None:
+    with torch.device("meta"):
+        model = Backbone(PRODUCTION, PRODUCTION_LAYOUT)
+    assert held_parameters(model) == 343_516_160
+    assert count_parameters(PRODUCTION, PRODUCTION_LAYOUT) == 343_516_160
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bias": False},
+        {"qk_norm": True},
+        {"time_width": 0},
+        {"self_conditioning": "off"},
+        {"self_conditioning": "input", "bias": False},
+        {"vocab_multiple": 64},
+        {"n_kv_heads": 4, "n_layers": 3},
+    ],
+)
+def test_closed_form_counts_what_the_network_holds(
+    changes: dict[str, object], tiny_params: ModelParams, tiny_layout: Layout
+) -> None:
+    params = ModelParams.model_validate({**tiny_params.model_dump(), **changes})
+    assert count_parameters(params, tiny_layout) == held_parameters(Backbone(params, tiny_layout))
+    assert count_parameters(params, tiny_layout) != count_parameters(tiny_params, tiny_layout)
+
+
+def test_twin_differs_only_in_time_guess_and_mask(tiny_params: ModelParams) -> None:
+    params = tiny_params.model_copy(update={"clean_mask": "block"})
+    twin = params.twin()
+    assert (twin.time_width, twin.self_conditioning, twin.clean_mask) == (0, "off", "causal")
+    rest = {"time_width", "self_conditioning", "clean_mask"}
+    assert twin.model_dump(exclude=rest) == params.model_dump(exclude=rest)
+
+
+def test_query_heads_that_do_not_share_evenly_are_refused(tiny_params: ModelParams) -> None:
+    with pytest.raises(ValidationError, match="n_heads to be a multiple of n_kv_heads"):
+        ModelParams.model_validate({**tiny_params.model_dump(), "n_kv_heads": 3})
+
+
+def test_counting_parameters_needs_no_torch() -> None:
+    code = "import sys, canvaslm.model.shape; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
