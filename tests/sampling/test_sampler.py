@@ -1,9 +1,10 @@
 """Letters: V vocabulary, L canvas tokens. Scripts get (row tag, start, step, noisy ids)."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ def test_accepted_position_keeps_its_sample_and_the_others_are_drawn_anew(
         return logits
 
     class OnlyThree:
-        is_monotone = False
+        is_monotone: ClassVar[bool] = False
 
         def accept(self, now: Prediction, before: Prediction | None, accepted: Tensor) -> Tensor:
             return now.entropy < 1.0
@@ -235,7 +236,7 @@ def test_accepted_position_keeps_its_sample_and_the_others_are_drawn_anew(
     sampler = _sampler(model, acceptance=OnlyThree(), denoise_steps=3, on_step=states.append)
     [made] = sampler.generate([[1]], 8, [4])
     draws, noise = stream(4, "sample", 0), stream(4, "renoise", 0)
-    read = noise.integers(37, size=8)
+    read, sampled = noise.integers(37, size=8), -1
     for state in states:
         assert state.noisy[0].tolist() == read.tolist()
         sampled = 20 + int(draws.random(8)[3] >= 0.5)
@@ -330,15 +331,16 @@ def test_row_depends_neither_on_neighbours_nor_on_batch_size_nor_on_order(
     opinionated: Any, tiny_layout: Layout, rule: str
 ) -> None:
     model = opinionated(tiny_layout)
+    prompts = [[1, 2, 3], [4, 5], [6, 7, 8], [], [1, 2, 3], [1, 2, 3]]
+    seeds = [0, 1, 2, 3, 4, 0]
     sampler = _sampler(
         model,
         acceptance=RULES[rule][0],
         stopping=StableAndConfident(threshold=1.5, patience=0),
         denoise_steps=6,
-        eot_id=EOT,
     )
-    prompts = [[1, 2, 3], [4, 5], [6, 7, 8], [], [1, 2, 3], [1, 2, 3]]
-    seeds = [0, 1, 2, 3, 4, 0]
+    # A text ends at an id that comes up in one of several rows, so that the batch shrinks.
+    sampler = dataclasses.replace(sampler, eot_id=sampler.generate(prompts, 9, seeds)[2].ids[2])
     together = sampler.generate(prompts, 9, seeds)
     alone = [sampler.generate([p], 9, [s])[0] for p, s in zip(prompts, seeds, strict=True)]
     assert together == alone
@@ -346,6 +348,7 @@ def test_row_depends_neither_on_neighbours_nor_on_batch_size_nor_on_order(
     assert together[0] == together[5]
     assert together[0].ids != together[4].ids
     assert len({made.forwards for made in together}) > 1, "rows should stop at different steps"
+    assert {made.reason for made in together} == {"end_of_text", "length"}
 
 
 # BR-56
@@ -361,7 +364,8 @@ def test_each_row_samples_its_own_distribution(scripted: Any, tiny_layout: Layou
 def test_finished_row_is_frozen_while_its_neighbour_goes_on(
     scripted: Any, tiny_layout: Layout
 ) -> None:
-    changes_until = {1: 3, 2: 11}  # then stable; patience 1 stops one step later: 4 and 12
+    # The argmax canvas changes until these steps; two repeats later the row stops.
+    changes_until = {1: 2, 2: 4, 3: 10}
 
     def script(tag: int, start: int, step: int, noisy: Tensor) -> Tensor:
         return _sure_of([min(step + 1, changes_until[tag])] * 4)
@@ -371,17 +375,17 @@ def test_finished_row_is_frozen_while_its_neighbour_goes_on(
         sampler = _sampler(
             model,
             acceptance=EntropyBound(bound=0.1),
-            stopping=StableAndConfident(threshold=0.005, patience=1),
+            stopping=StableAndConfident(threshold=0.005, patience=2),
             denoise_steps=16,
         )
         return sampler.generate(prompts, 4, [5] * len(prompts)), model
 
-    made, model = run([[1], [2]])
-    assert [row.forwards for row in made] == [1 + 4 + 1, 1 + 12 + 1]
-    assert [row.ids for row in made] == [[3] * 4, [11] * 4]
-    assert made == [run([[1]])[0][0], run([[2]])[0][0]]
-    # The frozen row costs nothing: prefill 2, 4 steps of 2 rows, 8 of 1, encoding 2.
-    assert model.batches == [2, *[2] * 4, *[1] * 8, 2]
+    made, model = run([[1], [2], [3]])
+    assert [row.forwards for row in made] == [1 + 4 + 1, 1 + 6 + 1, 1 + 12 + 1]
+    assert [row.ids for row in made] == [[2] * 4, [4] * 4, [10] * 4]
+    assert made == [run([[tag]])[0][0] for tag in (1, 2, 3)]
+    # A frozen row costs nothing: prefill of 3 rows, 4 steps of 3, 2 of 2, 6 of 1, encoding of 3.
+    assert model.batches == [3, *[3] * 4, *[2] * 2, *[1] * 6, 3]
 
 
 # BR-53

@@ -178,7 +178,7 @@ class CanvasSampler:
                 break
             state.take(now, self.acceptance)
             is_done = self._is_done(state, now)
-            finished[state.places[is_done]] = state.emitted[is_done]
+            finished[state.places] = state.emitted
             self.on_step(state.seen(canvas, now, is_done))
             state.keep(~is_done)
             if not state.rows:
