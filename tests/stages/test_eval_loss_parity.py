@@ -17,9 +17,11 @@ import torch
 from ruamel.yaml import YAML
 
 from canvaslm.checkpoint import Progress, save_checkpoint
-from canvaslm.corpus.shards import Manifest, PackParams, pack_shards
+from canvaslm.corpus.manifest import Manifest, read_manifest
+from canvaslm.corpus.shards import PackParams, pack_shards
 from canvaslm.corpus.tokenizer import Tokenizer, TokenizerParams, train_tokenizer
 from canvaslm.errors import InputError
+from canvaslm.evaluation.contestant import load_contestant
 from canvaslm.evaluation.loss_parity import judge_loss_parity
 from canvaslm.evaluation.parity_params import EvalLossParityParams
 from canvaslm.layout import Layout
@@ -204,17 +206,12 @@ def test_checkpoints_given_in_each_others_place_are_refused(
 def test_a_checkpoint_of_other_shards_is_refused(
     inputs: dict[str, Path], tmp_path: Path, field: str, value: Any
 ) -> None:
-    from canvaslm.corpus.shards import read_manifest
-    from canvaslm.evaluation.contestant import load_contestant
-
     manifest = replace(read_manifest(inputs["shards"]), **{field: value})
     with pytest.raises(InputError, match=f"{field}: expected {value}"):
         load_contestant(inputs["diffusion"], "diffusion", manifest)
 
 
 def test_models_of_other_windows_are_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
-    from canvaslm.corpus.shards import read_manifest
-
     longer = LAYOUT.model_copy(update={"canvases_per_window": 5})
     manifest = read_manifest(inputs["shards"])
     other = save_model(tmp_path, "diffusion", SHAPE, longer, manifest)

@@ -2,33 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from canvaslm.checkpoint import load_model, read_state
+from canvaslm.corpus.manifest import Manifest
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
 from canvaslm.params import parse_section
-
-
-class Packing(Protocol):
-    """What shards say about their ids."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Real tokens in the vocabulary."""
-        ...
-
-    @property
-    def eot_id(self) -> int:
-        """The end-of-text id."""
-        ...
-
-    @property
-    def tokenizer_sha256(self) -> str:
-        """Hash of the tokenizer that made the ids."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +48,13 @@ class Contestant:
         return {f"trained_{key}": self.progress[key] for key in ("step", "tokens", "flops")}
 
 
-def load_contestant(directory: Path, objective: str, packing: Packing) -> Contestant:
+def load_contestant(directory: Path, objective: str, manifest: Manifest) -> Contestant:
     """Load a checkpoint that is to be judged on some shards.
 
     Args:
         directory: one complete checkpoint.
         objective: ``diffusion`` or ``autoregressive``.
-        packing: the manifest of the shards.
+        manifest: what the shards say of themselves.
 
     Raises:
         InputError: the checkpoint is not whole, is of another objective, or its vocabulary or
@@ -82,9 +64,9 @@ def load_contestant(directory: Path, objective: str, packing: Packing) -> Contes
     identity = state["identity"]
     _refuse_other(directory, "objective", identity.get("objective"), objective)
     model = load_model(directory)
-    _refuse_other(directory, "vocab_size", model.layout.vocab_size, packing.vocab_size)
+    _refuse_other(directory, "vocab_size", model.layout.vocab_size, manifest.vocab_size)
     for key in ("eot_id", "tokenizer_sha256"):
-        _refuse_other(directory, key, identity["data"].get(key), getattr(packing, key))
+        _refuse_other(directory, key, identity["data"].get(key), getattr(manifest, key))
     return Contestant(model=model, identity=identity, progress=state["progress"])
 
 

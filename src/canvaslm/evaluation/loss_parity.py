@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from canvaslm.corpus.shards import read_manifest
+from canvaslm.corpus.manifest import read_manifest
 from canvaslm.corpus.windows import Windows
 from canvaslm.device import pick_device
 from canvaslm.evaluation.contestant import Contestant, load_contestant, refuse_other_window
@@ -29,7 +29,7 @@ from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import write_csv, write_json
 from canvaslm.reporting.progress import Track
 
-Verdict = Literal["pass", "fail", "not_measured"]
+_Verdict = Literal["pass", "fail", "not_measured"]
 
 _TWIN_ESTIMATOR = "next-token likelihood within the window, after the end-of-text token"
 _BOUND_ESTIMATOR = "negative ELBO, clean context, every time of every canvas once, one draw each"
@@ -46,7 +46,7 @@ class LossParity:
     max_gap_percent: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> _Verdict:
         """Whether the gap is within its limit; a gap that is no number was not measured."""
         if not math.isfinite(self.totals.gap_percent):
             return "not_measured"

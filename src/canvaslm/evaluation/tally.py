@@ -130,7 +130,7 @@ class Tally:
         """Divide."""
         keys = sorted(self._by_document)
         twin, bound, tokens = np.array([self._by_document[key] for key in keys]).T
-        ratio, ratio_error = ratio_of_sums(bound, twin)
+        ratio, ratio_error = _ratio_of_sums(bound, twin)
         return Totals(
             twin=self._score(twin, tokens),
             bound=self._score(bound, tokens),
@@ -145,7 +145,7 @@ class Tally:
         )
 
     def _score(self, nats: np.ndarray, tokens: np.ndarray) -> Score:
-        mean, error = ratio_of_sums(nats, tokens)
+        mean, error = _ratio_of_sums(nats, tokens)
         bits = float(nats.sum()) / math.log(2)
         return Score(
             nats_per_token=mean,
@@ -166,7 +166,7 @@ class Tally:
         )
 
 
-def ratio_of_sums(amounts: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
+def _ratio_of_sums(amounts: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     """Sum of amounts over sum of sizes, and its standard error over clusters.
 
     The linearised ratio estimator (Cochran 1977, Sampling Techniques, eq. 6.13, without the finite
