@@ -1,0 +1,245 @@
+"""How much faster is denoising canvases than drawing tokens, and is what comes out still text?
+
+Four decoders continue the same held-out prompts: two fixed schedules of 16 and 32 steps, one that
+stops by itself within 32, and the twin, token by token. Forwards are counted, seconds are taken in
+interleaved rounds, and beside each speed stands the quality of what was written at that speed,
+since a count of forwards is the same whatever the weights are.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from canvaslm.evaluation.sample_quality import SampleQuality, judge_samples, repeats_itself
+from canvaslm.evaluation.speedup_params import EvalSpeedupParams
+from canvaslm.measure import ForwardCounter, Timing, interleaved_seconds
+from canvaslm.model.backbone import Backbone
+from canvaslm.randomness import stream
+from canvaslm.reporting.progress import Track
+from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota
+from canvaslm.sampling.autoregressive import AutoregressiveSampler
+from canvaslm.sampling.request import Generated
+from canvaslm.sampling.sampler import CanvasSampler
+from canvaslm.sampling.stopping import Never, StableAndConfident, Stopping
+
+Verdict = Literal["pass", "fail", "not_measured"]
+
+
+class Decoder(Protocol):
+    """Whatever continues prompts."""
+
+    @property
+    def model(self) -> Backbone:
+        """The network that it runs."""
+        ...
+
+    def generate(
+        self, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int | None, seeds: Sequence[int]
+    ) -> list[Generated]:
+        """Answer each prompt."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every decoder is given.
+
+    Attributes:
+        prompts: ids of each prompt.
+        new_tokens: tokens asked for.
+        batch_rows: prompts at once.
+        seed: of the samples.
+    """
+
+    prompts: list[list[int]]
+    new_tokens: int
+    batch_rows: int
+    seed: int
+
+    def run(self, decoder: Decoder) -> list[Generated]:
+        """Continue all prompts, batch after batch."""
+        seeds = stream(self.seed, "rows").integers(2**31, size=len(self.prompts)).tolist()
+        made: list[Generated] = []
+        for first in range(0, len(self.prompts), self.batch_rows):
+            rows = slice(first, first + self.batch_rows)
+            made += decoder.generate(self.prompts[rows], self.new_tokens, seeds[rows])
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedupRow:
+    """One decoder on one task.
+
+    Forwards are counted for each prompt and added up: a forward over a batch of four counts four
+    times here and once in ``batch_forwards``. Tokens are counted after the cut at the end of text.
+
+    Attributes:
+        n_rows: prompts.
+        new_tokens: tokens asked for, for each prompt.
+        tokens: tokens that came.
+        forwards: all forwards.
+        prefill_forwards: those that read a prompt.
+        encoding_forwards: those that wrote to the cache.
+        token_forwards: positions that went through the network.
+        batch_forwards: forwards of the network, each over all rows of a batch that were not done.
+        tokens_per_forward: tokens over forwards.
+        tokens_per_forward_after_prompt: the same without prefill and without what it yields: the
+            twin draws its first token from the prefill, a canvas starts after it.
+        ended_by: how many prompts ended for which reason.
+        timing: seconds of all prompts together; ``None`` where not measured.
+        tokens_per_second: by the median round.
+        quality: of the samples.
+        is_repetitive: whether they repeat themselves far more than held-out text does.
+    """
+
+    n_rows: int
+    new_tokens: int
+    tokens: int
+    forwards: int
+    prefill_forwards: int
+    encoding_forwards: int
+    token_forwards: int
+    batch_forwards: int
+    tokens_per_forward: float
+    tokens_per_forward_after_prompt: float
+    ended_by: dict[str, int]
+    timing: Timing | None = None
+    quality: SampleQuality | None = None
+    is_repetitive: bool | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens over the seconds of the median round."""
+        return None if self.timing is None else self.tokens / self.timing.median_s
+
+
+def build_decoders(
+    denoiser: Backbone,
+    twin: Backbone,
+    params: EvalSpeedupParams,
+    *,
+    eot_id: int | None,
+    bos_id: int,
+) -> dict[str, Decoder]:
+    """Set up the four decoders, by the name of their row.
+
+    Args:
+        denoiser: the diffusion model.
+        twin: the autoregressive model.
+        params: rules and temperatures.
+        eot_id: the id that ends a text; ``None`` where a text has no end.
+        bos_id: the id before every window of the twin.
+    """
+
+    def canvases(steps: int, acceptance: Acceptance, stopping: Stopping) -> CanvasSampler:
+        return CanvasSampler(
+            model=denoiser,
+            acceptance=acceptance,
+            stopping=stopping,
+            denoise_steps=steps,
+            start_temperature=params.start_temperature,
+            end_temperature=params.end_temperature,
+            eot_id=eot_id,
+            vocab_chunk=params.vocab_chunk,
+        )
+
+    quota = Quota(threshold=params.quota_threshold)
+    sure = StableAndConfident(threshold=params.stop_entropy, patience=params.stop_patience)
+    return {
+        "fixed_16": canvases(16, quota, Never()),
+        "fixed_32": canvases(32, quota, Never()),
+        "adaptive_32": canvases(32, EntropyBound(bound=params.entropy_bound), sure),
+        "autoregressive": AutoregressiveSampler(
+            model=twin,
+            temperature=params.autoregressive_temperature,
+            bos_id=bos_id,
+            eot_id=eot_id,
+        ),
+    }
+
+
+def count_rows(
+    decoders: dict[str, Decoder], task: Task, *, track: Track
+) -> tuple[dict[str, SpeedupRow], dict[str, list[Generated]]]:
+    """Run every decoder once and count: rows without seconds and quality, and the samples."""
+    rows, samples = {}, {}
+    label = f"decoders counted at {task.new_tokens} tokens"
+    for name in track(list(decoders), total=len(decoders), label=label):
+        with ForwardCounter(decoders[name].model.final_norm) as counter:
+            samples[name] = task.run(decoders[name])
+        rows[name] = _counted(samples[name], task.new_tokens, counter)
+    return rows, samples
+
+
+def time_rows(
+    rows: dict[str, SpeedupRow], decoders: dict[str, Decoder], task: Task, params: EvalSpeedupParams
+) -> dict[str, SpeedupRow]:
+    """Add seconds from interleaved rounds; every round makes the samples that were counted."""
+
+    def work(decoder: Decoder) -> Callable[[], object]:
+        return lambda: task.run(decoder)
+
+    timings = interleaved_seconds(
+        {name: work(decoder) for name, decoder in decoders.items()},
+        device=next(iter(decoders.values())).model.head_weight.device,
+        rounds=params.rounds,
+        warmup_rounds=params.warmup_rounds,
+    )
+    return {name: dataclasses.replace(row, timing=timings[name]) for name, row in rows.items()}
+
+
+def judge_rows(
+    rows: dict[str, SpeedupRow],
+    samples: dict[str, list[Generated]],
+    task: Task,
+    *,
+    twin: Backbone,
+    bos_id: int,
+    held_out: SampleQuality,
+    min_diversity_share: float,
+) -> dict[str, SpeedupRow]:
+    """Add the quality of each decoder's samples, held against held-out text of their length."""
+    judged = {}
+    for name, row in rows.items():
+        texts = [made.ids for made in samples[name]]
+        quality = judge_samples(twin, task.prompts, texts, bos_id=bos_id)
+        judged[name] = dataclasses.replace(
+            row,
+            quality=quality,
+            is_repetitive=repeats_itself(quality, held_out, min_share=min_diversity_share),
+        )
+    return judged
+
+
+def verdict_of(rows: dict[str, SpeedupRow]) -> Verdict:
+    """``fail`` where a decoder's samples repeat themselves: its speed is no speed of text."""
+    flags = [row.is_repetitive for row in rows.values()]
+    if any(flags):
+        return "fail"
+    return "not_measured" if None in flags else "pass"
+
+
+def _counted(made: list[Generated], new_tokens: int, counter: ForwardCounter) -> SpeedupRow:
+    """Add up the rows of one decoder."""
+    tokens = sum(len(row.ids) for row in made)
+    forwards = sum(row.forwards for row in made)
+    prefills = sum(row.prefill_forwards for row in made)
+    token_forwards = sum(row.token_forwards for row in made)
+    assert token_forwards == counter.tokens, (token_forwards, counter.tokens)
+    by_prefill = sum(1 for row in made if row.canvases == 0 and row.ids)
+    after = forwards - prefills
+    return SpeedupRow(
+        n_rows=len(made),
+        new_tokens=new_tokens,
+        tokens=tokens,
+        forwards=forwards,
+        prefill_forwards=prefills,
+        encoding_forwards=sum(row.encoding_forwards for row in made),
+        token_forwards=token_forwards,
+        batch_forwards=counter.forwards,
+        tokens_per_forward=tokens / forwards,
+        tokens_per_forward_after_prompt=(tokens - by_prefill) / after if after else 0.0,
+        ended_by=dict(Counter(row.reason for row in made)),
+    )

@@ -1,0 +1,298 @@
+"""What does the comparison of speeds read, and what does it write?
+
+``metrics.json`` holds the rows of two comparisons, one of ``new_tokens`` and one of
+``short_new_tokens``, the held-out figures beside them, and the recipe. ``rows.csv`` is the same
+table, flat; ``samples.json`` is the text behind it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canvaslm.corpus.shards import read_manifest
+from canvaslm.corpus.tokenizer import Tokenizer
+from canvaslm.corpus.windows import Windows
+from canvaslm.device import describe_machine, pick_device
+from canvaslm.errors import InputError
+from canvaslm.evaluation.contestant import load_contestant, refuse_other_window
+from canvaslm.evaluation.continuation import matching_tokenizer
+from canvaslm.evaluation.sample_quality import SampleQuality, judge_samples
+from canvaslm.evaluation.speedup import (
+    Decoder,
+    SpeedupRow,
+    Task,
+    build_decoders,
+    count_rows,
+    judge_rows,
+    time_rows,
+    verdict_of,
+)
+from canvaslm.evaluation.speedup_params import EvalSpeedupParams
+from canvaslm.layout import Layout
+from canvaslm.model.backbone import Backbone, initialise
+from canvaslm.model.shape import ModelParams
+from canvaslm.randomness import stream
+from canvaslm.reporting.files import write_csv, write_json
+from canvaslm.reporting.progress import Track
+from canvaslm.sampling.request import Generated
+
+_NOT_MEASURED = "not_measured"
+_COUNTS = (
+    "n_rows",
+    "new_tokens",
+    "tokens",
+    "forwards",
+    "prefill_forwards",
+    "encoding_forwards",
+    "token_forwards",
+    "batch_forwards",
+    "tokens_per_forward",
+    "tokens_per_forward_after_prompt",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """All decoders on one task, and the text that people wrote behind the same prompts."""
+
+    task: Task
+    rows: dict[str, SpeedupRow]
+    samples: dict[str, list[Generated]]
+    held_out: SampleQuality | None
+
+
+def measure_speedup(
+    *,
+    shards: Path,
+    tokenizer: Path,
+    autoregressive: Path,
+    diffusion: Path,
+    out: Path,
+    params: EvalSpeedupParams,
+    track: Track,
+) -> None:
+    """Compare the decoders of two checkpoints: counts, seconds, quality; write the report.
+
+    Args:
+        shards: the folder of packed shards; prompts come from its split ``val``.
+        tokenizer: the tokenizer that the shards were packed with.
+        autoregressive: the twin's checkpoint.
+        diffusion: the diffusion model's checkpoint.
+        out: the folder of the report.
+        params: the setup.
+        track: shows how far it is.
+
+    Raises:
+        InputError: a checkpoint is not whole or does not fit the shards, the tokenizer is another
+            one, there are too few held-out windows, or prompt and answer do not fit in one.
+    """
+    manifest = read_manifest(shards)
+    text = matching_tokenizer(tokenizer, manifest.tokenizer_sha256)
+    twin = load_contestant(autoregressive, "autoregressive", manifest)
+    denoiser = load_contestant(diffusion, "diffusion", manifest)
+    refuse_other_window(twin, denoiser)
+    device, eot_id = pick_device(params.device), manifest.eot_id
+    judge = twin.model.to(device)
+    decoders = build_decoders(
+        denoiser.model.to(device), judge, params, eot_id=eot_id, bos_id=eot_id
+    )
+    windows = _held_out_windows(shards, denoiser.layout, params)
+    comparisons = [
+        _compare(decoders, judge, windows, n_tokens, eot_id=eot_id, params=params, track=track)
+        for n_tokens in (params.new_tokens, params.short_new_tokens)
+    ]
+    recipe = _recipe(params) | {"prompts": "held_out", "weights": "trained"}
+    training = {
+        "autoregressive_training": twin.training,
+        "diffusion_training": denoiser.training,
+        "machine": describe_machine(device),
+    }
+    _write(out, comparisons, recipe=recipe | training)
+    write_json(out / "samples.json", {"samples": _texts(comparisons, text)})
+
+
+def count_speedup(
+    *,
+    shards: Path,
+    out: Path,
+    layout: Layout,
+    model: ModelParams,
+    params: EvalSpeedupParams,
+    track: Track,
+) -> None:
+    """Count forwards with freshly drawn weights; time nothing, judge nothing, read no checkpoint.
+
+    No text ends before the asked number, so that the fixed schedules and the twin are counted as
+    they are whatever the weights; the adaptive row shows a model that is never sure.
+
+    Args:
+        shards: prompts come from here where it has a manifest, else they are drawn.
+        out: the folder of the report.
+        layout: canvas, window and vocabulary.
+        model: the shape of the weights.
+        params: the setup.
+        track: shows how far it is.
+
+    Raises:
+        InputError: there are too few held-out windows, or prompt and answer do not fit in one.
+    """
+    device = pick_device(params.device)
+    denoiser, twin = Backbone(model, layout).eval(), Backbone(model.twin(), layout).eval()
+    for network in (denoiser, twin):
+        initialise(network, params.seed)
+        network.to(device)
+    has_shards = (shards / "manifest.json").is_file()
+    if has_shards:
+        windows = _held_out_windows(shards, layout, params)
+    else:
+        windows = _drawn_windows(layout, params)
+    decoders = build_decoders(denoiser, twin, params, eot_id=None, bos_id=0)
+    comparisons = []
+    for n_tokens in (params.new_tokens, params.short_new_tokens):
+        task = _task(windows, n_tokens, params)
+        rows, samples = count_rows(decoders, task, track=track)
+        comparisons.append(_Comparison(task=task, rows=rows, samples=samples, held_out=None))
+    recipe = _recipe(params) | {"prompts": "held_out" if has_shards else "drawn"}
+    _write(out, comparisons, recipe=recipe | {"weights": "drawn", "machine": _NOT_MEASURED})
+    write_json(out / "samples.json", {"samples": _NOT_MEASURED})
+
+
+def _compare(
+    decoders: dict[str, Decoder],
+    twin: Backbone,
+    windows: np.ndarray,
+    n_tokens: int,
+    *,
+    eot_id: int,
+    params: EvalSpeedupParams,
+    track: Track,
+) -> _Comparison:
+    """Count, time and judge all decoders at one length."""
+    task = _task(windows, n_tokens, params)
+    written = windows[:, params.prompt_tokens : params.prompt_tokens + n_tokens].tolist()
+    held_out = judge_samples(
+        twin, task.prompts, [_before(eot_id, ids) for ids in written], bos_id=eot_id
+    )
+    rows, samples = count_rows(decoders, task, track=track)
+    rows = time_rows(rows, decoders, task, params)
+    rows = judge_rows(
+        rows,
+        samples,
+        task,
+        twin=twin,
+        bos_id=eot_id,
+        held_out=held_out,
+        min_diversity_share=params.min_diversity_share,
+    )
+    return _Comparison(task=task, rows=rows, samples=samples, held_out=held_out)
+
+
+def _task(windows: np.ndarray, n_tokens: int, params: EvalSpeedupParams) -> Task:
+    return Task(
+        prompts=windows[:, : params.prompt_tokens].tolist(),
+        new_tokens=n_tokens,
+        batch_rows=params.batch_rows,
+        seed=params.seed,
+    )
+
+
+def _held_out_windows(shards: Path, layout: Layout, params: EvalSpeedupParams) -> np.ndarray:
+    """(n_prompts, T) windows at equal distances over the split ``val``."""
+    held_out = Windows(shards, "val", layout.window_tokens)
+    if len(held_out) < params.n_prompts:
+        raise InputError(
+            f"{shards}:val",
+            expected=f"at least {params.n_prompts} windows of {layout.window_tokens} tokens",
+            got=str(len(held_out)),
+            fix="lower eval_speedup.n_prompts or raise collect_documents.val_share",
+        )
+    return held_out.gather(np.arange(params.n_prompts) * len(held_out) // params.n_prompts)
+
+
+def _drawn_windows(layout: Layout, params: EvalSpeedupParams) -> np.ndarray:
+    """(n_prompts, T) uniform ids."""
+    size = (params.n_prompts, layout.window_tokens)
+    return stream(params.seed, "prompts").integers(layout.vocab_size, size=size)
+
+
+def _before(eot_id: int, ids: list[int]) -> list[int]:
+    """Cut as samples are cut."""
+    return ids[: ids.index(eot_id)] if eot_id in ids else ids
+
+
+def _recipe(params: EvalSpeedupParams) -> dict[str, Any]:
+    """What a figure needs beside it: the whole setup but the device, and how forwards ran."""
+    return {"recipe": params.model_dump(exclude={"device"}) | {"compile": "none"}}
+
+
+def _write(out: Path, comparisons: list[_Comparison], *, recipe: dict[str, Any]) -> None:
+    """Write ``metrics.json`` and ``rows.csv``."""
+    main, short = (
+        {
+            name: _figures(row, comparison.rows["autoregressive"])
+            for name, row in comparison.rows.items()
+        }
+        for comparison in comparisons
+    )
+    metrics = recipe | {
+        "rows": main,
+        "short_rows": short,
+        "held_out": _quality(comparisons[0].held_out),
+        "short_held_out": _quality(comparisons[1].held_out),
+        "verdict": verdict_of(comparisons[0].rows),
+        "verdict_reason": "fails where samples repeat themselves far more than held-out text does",
+    }
+    write_json(out / "metrics.json", metrics)
+    columns = [key for key, value in main["autoregressive"].items() if not isinstance(value, dict)]
+    lines = [
+        [name, *(figures[column] for column in columns)]
+        for rows in (main, short)
+        for name, figures in rows.items()
+    ]
+    write_csv(out / "rows.csv", ["decoder", *columns], lines)
+
+
+def _figures(row: SpeedupRow, twin: SpeedupRow) -> dict[str, Any]:
+    """One row as figures; whatever was not measured says so."""
+    figures: dict[str, Any] = {name: getattr(row, name) for name in _COUNTS}
+    timing, rate, twin_rate = row.timing, row.tokens_per_second, twin.tokens_per_second
+    seconds = {
+        "median_s": timing and timing.median_s,
+        "fastest_s": timing and timing.fastest_s,
+        "slowest_s": timing and timing.slowest_s,
+        "tokens_per_second": rate,
+        "tokens_per_second_slowest": timing and row.tokens / timing.slowest_s,
+        "tokens_per_second_fastest": timing and row.tokens / timing.fastest_s,
+        "speedup_over_autoregressive": rate / twin_rate if rate and twin_rate else None,
+    }
+    figures |= seconds | {"is_repetitive": row.is_repetitive}
+    quality = _quality(row.quality)
+    figures |= {key: quality[key] for key in quality if key not in ("n_tokens", "n_samples")}
+    figures = {key: _NOT_MEASURED if value is None else value for key, value in figures.items()}
+    return figures | {"ended_by": row.ended_by}
+
+
+def _quality(quality: SampleQuality | None) -> dict[str, Any]:
+    """The figures of a sample's quality; whatever was not measured says so."""
+    names = SampleQuality.__dataclass_fields__
+    values = {name: None if quality is None else getattr(quality, name) for name in names}
+    return {name: _NOT_MEASURED if value is None else value for name, value in values.items()}
+
+
+def _texts(comparisons: list[_Comparison], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Every sample as text behind its prompt."""
+    return [
+        {
+            "decoder": name,
+            "new_tokens": comparison.task.new_tokens,
+            "prompt": tokenizer.decode(prompt),
+            "text": tokenizer.decode(made.ids),
+            "tokens": len(made.ids),
+            "reason": made.reason,
+        }
+        for comparison in comparisons
+        for name, samples in comparison.samples.items()
+        for prompt, made in zip(comparison.task.prompts, samples, strict=True)
+    ]
