@@ -127,7 +127,7 @@ def test_mask_that_leaks_is_told_apart() -> None:
 
 # BR-32
 def test_queries_in_several_chunks_sit_on_the_last_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "QUERY_ROWS", 2)
+    monkeypatch.setattr(attention, "_QUERY_ROWS", 2)
     q, k, v = heads(5, T)
     truth = masked_softmax_attention(q, k, v, causal_mask(5, T))
     assert (causal_attention(q, k, v) - truth).abs().max() < 1e-12

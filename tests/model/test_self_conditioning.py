@@ -38,6 +38,12 @@ def test_fresh_network_gives_the_same_bits_with_a_guess_and_without(
     assert torch.equal(denoised(model, batch, batch.guess, batch.has_guess), without)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_projection_is_born_as_zero(bias: bool) -> None:
+    guess = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
+    assert not SelfConditioning(4, bias=bias)(guess, None).any()
+
+
 @each_site
 def test_rows_without_a_guess_add_exactly_nothing(site: str, build_model, batch) -> None:
     model = build_model(self_conditioning=site)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
-QUERY_ROWS = 256  # queries under one mask when a causal suffix meets a cache: bounds its size
+_QUERY_ROWS = 256  # queries under one mask when a causal suffix meets a cache: bounds its size
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -33,8 +33,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     assert n_keys > S, "causal attention needs at least as many keys as queries"
     start = n_keys - S
     outputs = []
-    for first in range(0, S, QUERY_ROWS):
-        last = min(first + QUERY_ROWS, S)
+    for first in range(0, S, _QUERY_ROWS):
+        last = min(first + _QUERY_ROWS, S)
         seen = torch.ones(last - first, start + last, dtype=torch.bool, device=q.device)
         seen = seen.tril(start + first)
         keys, values = k[:, :, : start + last], v[:, :, : start + last]

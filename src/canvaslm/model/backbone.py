@@ -23,9 +23,9 @@ from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.model.shape import ModelParams
 from canvaslm.randomness import stream
 
-INIT_STD = 0.02  # Radford et al. 2019 (GPT-2)
+_INIT_STD = 0.02  # Radford et al. 2019 (GPT-2)
 
-AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+_AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Backbone(nn.Module):
@@ -157,7 +157,7 @@ class Backbone(nn.Module):
             largest = raised
         return (mixed / total).to(hidden.dtype)
 
-    def _encode(self, ids: Tensor, start: int, attend: AttendLayer) -> Encoded:
+    def _encode(self, ids: Tensor, start: int, attend: _AttendLayer) -> Encoded:
         x = self.embedding(ids)
         if self.time_embedding is not None:
             x = x + self.time_embedding(x.new_zeros(1, 1))
@@ -171,7 +171,7 @@ class Backbone(nn.Module):
         guess: Tensor | None,
         has_guess: Tensor | None,
         start: int,
-        attend: AttendLayer,
+        attend: _AttendLayer,
     ) -> Tensor:
         x = self.embedding(noisy)
         if self.time_embedding is not None:
@@ -190,7 +190,7 @@ class Backbone(nn.Module):
         return hidden
 
     def _run(
-        self, x: Tensor, start: int, attend: AttendLayer
+        self, x: Tensor, start: int, attend: _AttendLayer
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Send x (B, S, D) through the blocks; return it with the keys and values of each."""
         rotation = Rotation(
@@ -242,7 +242,7 @@ def initialise(model: Backbone, seed: int) -> None:
         elif name.endswith("bias") or name.startswith("self_conditioning."):
             parameter.zero_()
         else:
-            std = INIT_STD
+            std = _INIT_STD
             if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
                 std /= math.sqrt(2 * model.params.n_layers)
             draws = stream(seed, f"init/{name}").standard_normal(parameter.shape, dtype=np.float32)

@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from canvaslm.model.shape import ModelParams
 
-TIME_SCALE = 1000.0  # a time in [0, 1] spreads over the range of the features' periods
-TIME_BASE = 10000.0  # Vaswani et al. 2017, section 3.5
+_TIME_SCALE = 1000.0  # a time in [0, 1] spreads over the range of the features' periods
+_TIME_BASE = 10000.0  # Vaswani et al. 2017, section 3.5
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -85,7 +85,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(params)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, attend: Attend
+        self, x: Tensor, rotation: Rotation, attend: _Attend
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Transform x (B, S, D); also return its keys and values (B, K, S, E).
 
@@ -155,7 +155,7 @@ class TimeEmbedding(nn.Module):
         """Embed times (B, C) in [0, 1] as (B, C, D)."""
         half = self.time_width // 2
         exponents = torch.arange(half, dtype=torch.float64, device=times.device) / half
-        frequencies = torch.exp(-math.log(TIME_BASE) * exponents)
-        angles = TIME_SCALE * times.to(torch.float64)[..., None] * frequencies
+        frequencies = torch.exp(-math.log(_TIME_BASE) * exponents)
+        angles = _TIME_SCALE * times.to(torch.float64)[..., None] * frequencies
         features = torch.cat((angles.cos(), angles.sin()), dim=-1).to(self.inner.weight.dtype)
         return self.outer(functional.silu(self.inner(features)))
