@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import Field
 
 from canvaslm.corpus.documents import SPLITS
-from canvaslm.corpus.fetch import hash_file
+from canvaslm.corpus.integrity import Fault, check_agreement, check_shards, read_ids
+from canvaslm.corpus.manifest import Manifest, parse_manifest, read_token_bytes
 from canvaslm.corpus.ngrams import NgramSet, ngram_hashes
-from canvaslm.corpus.shards import Manifest, Shard, parse_manifest, read_places, read_token_bytes
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.corpus.windows import Windows
 from canvaslm.layout import Layout
@@ -36,19 +36,6 @@ class AuditParams(Params):
         ge=0, le=1, description="share of val runs that may also occur in train"
     )
     n_samples: int = Field(ge=0, description="windows of each split to show as text")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """What is wrong, and where: ``offset`` in tokens within the shard, None where unknown."""
-
-    shard: str
-    offset: int | None
-    reason: str
-
-    def __str__(self) -> str:
-        place = self.shard if self.offset is None else f"{self.shard} at token {self.offset}"
-        return f"{place}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +94,9 @@ def audit_windows(
         InputError: the folder has no manifest at all, or no window fits into a split.
     """
     manifest = parse_manifest(shards_dir)
-    faults = _check_agreement(shards_dir, manifest, tokenizer, layout)
+    faults = check_agreement(shards_dir, manifest, tokenizer, layout)
     if not faults:
-        faults = _check_shards(shards_dir, manifest, track)
+        faults = check_shards(shards_dir, manifest, track)
     metrics: dict[str, Any] = {
         "manifest_sha256": manifest.sha256,
         "ln_vocab_nats": math.log(manifest.vocab_size),
@@ -134,113 +121,12 @@ def audit_windows(
     return WindowAudit(metrics=metrics, samples=samples, faults=faults)
 
 
-def _check_agreement(
-    shards_dir: Path, manifest: Manifest, tokenizer: Tokenizer, layout: Layout
-) -> list[Fault]:
-    """Manifest, tokenizer, layout and the two tables must speak of the same thing."""
-    pairs = [
-        ("tokenizer sha256", manifest.tokenizer_sha256, tokenizer.sha256),
-        ("end-of-text id", manifest.eot_id, tokenizer.eot_id),
-        ("vocabulary size of the tokenizer", manifest.vocab_size, tokenizer.vocab_size),
-        ("layout.vocab_size", manifest.vocab_size, layout.vocab_size),
-    ]
-    tables = {
-        "documents.parquet": manifest.documents_sha256,
-        "token_bytes.bin": manifest.token_bytes_sha256,
-    }
-    for name, expected in tables.items():
-        path = shards_dir / name
-        pairs.append((name, expected, hash_file(path) if path.is_file() else "no such file"))
-    return [
-        Fault(shard="manifest.json", offset=None, reason=f"{what}: {said} there, but {found} here")
-        for what, said, found in pairs
-        if said != found
-    ]
-
-
-def _check_shards(shards_dir: Path, manifest: Manifest, track: Track) -> list[Fault]:
-    """Every shard against its entry and against the table of documents."""
-    token_bytes = read_token_bytes(shards_dir)
-    faults: list[Fault] = []
-    shards = [(s, n, shard) for s in SPLITS for n, shard in enumerate(manifest.splits[s])]
-    for split, number, shard in track(shards, total=len(shards), label="shards"):
-        fault = _check_file(shards_dir / shard.file, shard, manifest)
-        if fault is None:
-            places = read_places(shards_dir, split)
-            here = {name: column[places["shard"] == number] for name, column in places.items()}
-            ids = _read_ids(shards_dir, shard, manifest)
-            fault = _check_ids(ids, shard, manifest, here, token_bytes)
-        if fault is not None:
-            faults.append(fault)
-    return faults
-
-
-def _check_file(path: Path, shard: Shard, manifest: Manifest) -> Fault | None:
-    """Size first, since a cut file says more than a hash that differs."""
-    expected = shard.tokens * manifest.id_type.itemsize
-    got = path.stat().st_size if path.is_file() else None
-    if got is None:
-        return Fault(shard=shard.file, offset=None, reason="no such file")
-    if got != expected:
-        offset = min(got, expected) // manifest.id_type.itemsize
-        return Fault(
-            shard=shard.file, offset=offset, reason=f"expected {expected} bytes, got {got}"
-        )
-    found = hash_file(path)
-    if found != shard.sha256:
-        return Fault(
-            shard=shard.file,
-            offset=None,
-            reason=f"expected sha256 {shard.sha256}, got {found}",
-        )
-    return None
-
-
-def _check_ids(
-    ids: np.ndarray,
-    shard: Shard,
-    manifest: Manifest,
-    places: dict[str, np.ndarray],
-    token_bytes: np.ndarray,
-) -> Fault | None:
-    """The first id, end of text or document that is not where it should be."""
-
-    def fault(offset: Any, reason: str) -> Fault:
-        return Fault(shard=shard.file, offset=int(offset), reason=reason)
-
-    wrong = np.flatnonzero(ids >= manifest.vocab_size)
-    if wrong.size:
-        return fault(wrong[0], f"id {ids[wrong[0]]} is not below {manifest.vocab_size}")
-    first, n_tokens = places["first_token"], places["n_tokens"]
-    if len(first) != shard.documents or int(n_tokens.sum()) != shard.tokens:
-        return fault(0, f"the table has {len(first)} documents, the manifest {shard.documents}")
-    if not np.array_equal(first, np.cumsum(n_tokens) - n_tokens):
-        return fault(0, "documents of the table do not follow each other")
-    ends, expected = np.flatnonzero(ids == manifest.eot_id), first + n_tokens - 1
-    if not np.array_equal(ends, expected):
-        odd = np.setxor1d(ends, expected)
-        return fault(odd[0], f"{len(ends)} ends of text for {shard.documents} documents")
-    found = np.add.reduceat(token_bytes[ids], first)
-    differing = np.flatnonzero(found != places["n_bytes"])
-    if differing.size:
-        number = differing[0]
-        said = places["n_bytes"][number]
-        return fault(first[number], f"document of {said} bytes has tokens of {found[number]}")
-    if int(found.sum()) != shard.text_bytes:
-        return fault(0, f"{shard.text_bytes} bytes of text in the manifest, {found.sum()} here")
-    return None
-
-
-def _read_ids(shards_dir: Path, shard: Shard, manifest: Manifest) -> np.ndarray:
-    return np.memmap(shards_dir / shard.file, dtype=manifest.id_type, mode="r")
-
-
 def _measure(shards_dir: Path, windows: Windows) -> dict[str, Any]:
     """The figures of one split."""
     manifest, shards = windows.manifest, windows.manifest.splits[windows.split]
     counts = np.zeros(manifest.vocab_size, dtype=np.int64)
     for shard in shards:
-        ids = _read_ids(shards_dir, shard, manifest)
+        ids = read_ids(shards_dir, shard, manifest)
         counts += np.bincount(ids, minlength=manifest.vocab_size)
     tokens = int(counts.sum())
     text_bytes = int(counts @ read_token_bytes(shards_dir))
@@ -272,7 +158,7 @@ def _check_coverage(shards_dir: Path, windows: Windows) -> list[Fault]:
     T, faults, number = windows.window_tokens, [], 0
     for shard in windows.manifest.splits[windows.split]:
         coverage = window_coverage(shard.tokens, window_tokens=T, stride=T)
-        ids = _read_ids(shards_dir, shard, windows.manifest)
+        ids = read_ids(shards_dir, shard, windows.manifest)
         if coverage.n_windows * T + coverage.tail_tokens != shard.tokens:
             faults.append(Fault(shard=shard.file, offset=0, reason="tokens are not conserved"))
         for window in {0, coverage.n_windows - 1} if coverage.n_windows else ():
@@ -307,13 +193,13 @@ def _window_hash(windows: Windows, index: int) -> bytes:
 
 def _shared_ngram_share(shards_dir: Path, manifest: Manifest, n: int, track: Track) -> float | None:
     """Share of val's runs of n tokens that also occur in train; None when val has no such run."""
-    val = [_read_ids(shards_dir, shard, manifest) for shard in manifest.splits["val"]]
+    val = [read_ids(shards_dir, shard, manifest) for shard in manifest.splits["val"]]
     wanted = NgramSet(np.concatenate([ngram_hashes(ids, n) for ids in val]))
     if wanted.total == 0:
         return None
     shards = manifest.splits["train"]
     for shard in track(shards, total=len(shards), label="shared runs"):
-        ids = _read_ids(shards_dir, shard, manifest)
+        ids = read_ids(shards_dir, shard, manifest)
         for start in range(0, len(ids), _NGRAM_PIECE):
             wanted.mark(ngram_hashes(ids[start : start + _NGRAM_PIECE + n - 1], n))
     return wanted.marked_share

@@ -9,10 +9,9 @@ last, all sizes and hashes. Without a manifest the folder is incomplete, whateve
 
 import hashlib
 import io
-import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,24 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from canvaslm.corpus.documents import SPLITS
+from canvaslm.corpus.manifest import (
+    FORMAT_VERSION,
+    ID_TYPES,
+    MANIFEST,
+    PLACES,
+    TOKEN_BYTES,
+    Manifest,
+    Shard,
+    read_manifest,
+)
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
 from canvaslm.params import Params
 from canvaslm.reporting.files import write_bytes, write_json
 from canvaslm.reporting.progress import Track
 
-FORMAT_VERSION = 1
-_MANIFEST = "manifest.json"
-_DOCUMENTS = "documents.parquet"
-_TOKEN_BYTES = "token_bytes.bin"
 _BATCH_DOCUMENTS = 256
-_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_PLACES = pa.schema(
+_PLACE_SCHEMA = pa.schema(
     [
         ("doc_id", pa.int64()),
         ("split", pa.string()),
@@ -55,41 +59,6 @@ class PackParams(Params):
     n_threads: int = Field(ge=1, description="threads that encode; they change only the time")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One file of ids: its name below the folder, what is in it, and the hash of its bytes."""
-
-    file: str
-    tokens: int
-    documents: int
-    text_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """All that a reader must know about a folder of shards; ``sha256`` is of the file itself."""
-
-    format_version: int
-    dtype: str
-    vocab_size: int
-    eot_id: int
-    tokenizer_sha256: str
-    documents_sha256: str
-    token_bytes_sha256: str
-    splits: dict[str, tuple[Shard, ...]]
-    sha256: str
-
-    @property
-    def id_type(self) -> np.dtype:
-        """The type of an id on disk."""
-        return _DTYPES[self.dtype]
-
-    def tokens_in(self, split: str) -> int:
-        """Tokens in all shards of a split, ends of text included."""
-        return sum(shard.tokens for shard in self.splits[split])
-
-
 def pack_shards(
     documents_dir: Path, tokenizer: Tokenizer, params: PackParams, out_dir: Path, *, track: Track
 ) -> Manifest:
@@ -106,13 +75,13 @@ def pack_shards(
         InputError: a split is missing or empty, or an id does not fit the vocabulary.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / _MANIFEST).unlink(missing_ok=True)
+    (out_dir / MANIFEST).unlink(missing_ok=True)
     id_type = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     splits: dict[str, list[Shard]] = {}
     places: list[dict[str, Any]] = []
     for split in SPLITS:
         shutil.rmtree(out_dir / split, ignore_errors=True)
-        writer = _SplitWriter(out_dir, split, _DTYPES[id_type], params.shard_tokens)
+        writer = _SplitWriter(out_dir, split, ID_TYPES[id_type], params.shard_tokens)
         for row, ids in _encode(documents_dir / f"{split}.parquet", tokenizer, params, track):
             writer.add(row, _with_end(ids, tokenizer, row["source"]))
         splits[split], split_places = writer.finish()
@@ -126,92 +95,11 @@ def pack_shards(
             "vocab_size": tokenizer.vocab_size,
             "eot_id": tokenizer.eot_id,
             "tokenizer_sha256": tokenizer.sha256,
-            "documents_sha256": _write_hashed(out_dir / _DOCUMENTS, _to_parquet(places)),
-            "token_bytes_sha256": _write_hashed(out_dir / _TOKEN_BYTES, sizes.tobytes()),
+            "documents_sha256": _write_hashed(out_dir / PLACES, _to_parquet(places)),
+            "token_bytes_sha256": _write_hashed(out_dir / TOKEN_BYTES, sizes.tobytes()),
             "splits": {s: [asdict(shard) for shard in shards] for s, shards in splits.items()},
         },
     )
-
-
-def read_manifest(shards_dir: Path) -> Manifest:
-    """Read the manifest of a complete folder whose files have the sizes that it states.
-
-    Raises:
-        InputError: the folder is incomplete, of another format, or a file's size disagrees.
-    """
-    manifest = parse_manifest(shards_dir)
-    sizes = {
-        shards_dir / shard.file: shard.tokens * manifest.id_type.itemsize
-        for shards in manifest.splits.values()
-        for shard in shards
-    }
-    sizes[shards_dir / _TOKEN_BYTES] = manifest.vocab_size * 4
-    for path, expected in sizes.items():
-        got = path.stat().st_size if path.is_file() else None
-        if got != expected:
-            raise InputError(
-                path,
-                expected=f"{expected} bytes",
-                got="no such file" if got is None else f"{got} bytes",
-                fix="run stages/pack_shards.py again",
-            )
-    return manifest
-
-
-def parse_manifest(shards_dir: Path) -> Manifest:
-    """Read the manifest without looking at the files that it speaks of.
-
-    Raises:
-        InputError: there is no whole manifest, or it is of another format.
-    """
-    path = shards_dir / _MANIFEST
-    try:
-        content = path.read_bytes()
-        fields = json.loads(content)
-        version = fields["format_version"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        raise InputError(
-            path,
-            expected="the manifest of a complete dataset",
-            got="an incomplete dataset (no whole manifest)",
-            fix="run stages/pack_shards.py",
-        ) from None
-    if version != FORMAT_VERSION:
-        raise InputError(
-            path,
-            expected=f"format_version {FORMAT_VERSION}",
-            got=repr(version),
-            fix="run stages/pack_shards.py again",
-        )
-    splits = {s: tuple(Shard(**shard) for shard in fields["splits"][s]) for s in SPLITS}
-    return Manifest(**fields | {"splits": splits, "sha256": hashlib.sha256(content).hexdigest()})
-
-
-def read_places(shards_dir: Path, split: str) -> dict[str, np.ndarray]:
-    """Where the documents of a split lie, in their order.
-
-    Returns:
-        ``doc_id``, ``shard``, ``first_token``, ``n_tokens`` (the end of text included) and
-        ``n_bytes``, each (documents,) int64.
-
-    Raises:
-        InputError: the table cannot be read.
-    """
-    try:
-        table = pq.read_table(shards_dir / _DOCUMENTS, filters=[("split", "=", split)])
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            shards_dir / _DOCUMENTS,
-            expected="the table of documents",
-            got=str(error).splitlines()[0],
-            fix="run stages/pack_shards.py again",
-        ) from None
-    return {n: table[n].to_numpy() for n in _PLACES.names if n != "split"}
-
-
-def read_token_bytes(shards_dir: Path) -> np.ndarray:
-    """Bytes of text that each id stands for, (V,) int64; 0 for the end of text."""
-    return np.fromfile(shards_dir / _TOKEN_BYTES, dtype="<u4").astype(np.int64)
 
 
 def _encode(
@@ -316,7 +204,7 @@ def _text_bytes_by_id(tokenizer: Tokenizer) -> np.ndarray:
 
 def _to_parquet(places: list[dict[str, Any]]) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(places, schema=_PLACES), buffer, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(places, schema=_PLACE_SCHEMA), buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -326,5 +214,5 @@ def _write_hashed(path: Path, content: bytes) -> str:
 
 
 def _write_manifest(out_dir: Path, fields: dict[str, Any]) -> Manifest:
-    write_json(out_dir / _MANIFEST, fields)
+    write_json(out_dir / MANIFEST, fields)
     return read_manifest(out_dir)

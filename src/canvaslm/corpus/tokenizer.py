@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tiktoken
 from pydantic import Field
 
+from canvaslm.corpus.byte_level import parse_tokenizer, require_exact_bpe, token_bytes
 from canvaslm.corpus.pretokens import SPLIT_PATTERN, cut
 from canvaslm.errors import InputError
 from canvaslm.params import Params
@@ -29,8 +29,8 @@ class TokenizerParams(Params):
 
     source: str = Field(
         min_length=1,
-        description="train: learn it from the train documents; otherwise the path of your own "
-        "byte-level BPE tokenizer.json",
+        description="train: learn it from the train documents; otherwise PATH#sha256=HASH of your "
+        "own byte-level BPE tokenizer.json",
     )
     end_of_text: str = Field(min_length=1, description="spelling of the token that ends a document")
     min_frequency: int = Field(ge=1, description="merge only pairs seen at least so often")
@@ -49,7 +49,7 @@ class Tokenizer:
         Raises:
             InputError: it is not such a tokenizer.
         """
-        parsed = _parse(content, where)
+        parsed = parse_tokenizer(content, where)
         specials = [token for token in parsed["added_tokens"] if token["special"]]
         if len(specials) != 1:
             raise InputError(
@@ -60,7 +60,7 @@ class Tokenizer:
             )
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.eot_id: int = specials[0]["id"]
-        self.token_bytes = _token_bytes(parsed, where)
+        self.token_bytes = token_bytes(parsed, where)
         self.vocab_size = len(self.token_bytes)
         added = {token["id"] for token in parsed["added_tokens"]}
         self._ranks = {
@@ -137,7 +137,7 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, vocab_size: i
             or the user's tokenizer does not fit.
     """
     if params.source != "train":
-        return _adopt(Path(params.source), params.end_of_text, vocab_size)
+        return _adopt(params.source, params.end_of_text, vocab_size)
     if vocab_size < 257:
         raise InputError(
             "layout.vocab_size",
@@ -145,6 +145,11 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, vocab_size: i
             got=str(vocab_size),
             fix="raise it",
         )
+    return _learn(texts, params, vocab_size)
+
+
+def _learn(texts: Iterable[str], params: TokenizerParams, vocab_size: int) -> bytes:
+    """Learn the merges, then give the end of text the last id."""
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Learner
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -162,6 +167,13 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, vocab_size: i
         show_progress=False,
     )
     learner.train_from_iterator((piece for text in texts for piece, _ in cut(text)), trainer)
+    if learner.token_to_id(params.end_of_text) is not None:
+        raise InputError(
+            "train_tokenizer.end_of_text",
+            expected="a spelling that no piece of text has",
+            got=repr(params.end_of_text),
+            fix="use <|endoftext|>",
+        )
     learner.add_special_tokens([AddedToken(params.end_of_text, normalized=False, special=True)])
     reached = learner.get_vocab_size()
     if reached != vocab_size:
@@ -174,19 +186,11 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, vocab_size: i
     return learner.to_str(pretty=True).encode()
 
 
-def _adopt(path: Path, end_of_text: str, vocab_size: int) -> bytes:
+def _adopt(source: str, end_of_text: str, vocab_size: int) -> bytes:
     """Check the user's tokenizer and leave one special token in it, the end of text."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            path,
-            expected="a tokenizer.json",
-            got=error.strerror or "an error",
-            fix="correct train_tokenizer.source",
-        ) from None
-    parsed = _parse(content, str(path))
-    _require_exact_bpe(parsed, str(path))
+    path, content = _read_pinned(source)
+    parsed = parse_tokenizer(content, str(path))
+    require_exact_bpe(parsed, str(path))
     spellings = [token["content"] for token in parsed["added_tokens"]]
     if end_of_text not in spellings:
         raise InputError(
@@ -197,7 +201,7 @@ def _adopt(path: Path, end_of_text: str, vocab_size: int) -> bytes:
         )
     for token in parsed["added_tokens"]:
         token["special"] = token["content"] == end_of_text
-    reached = len(_token_bytes(parsed, str(path)))
+    reached = len(token_bytes(parsed, str(path)))
     if reached != vocab_size:
         raise InputError(
             path,
@@ -208,89 +212,28 @@ def _adopt(path: Path, end_of_text: str, vocab_size: int) -> bytes:
     return (json.dumps(parsed, ensure_ascii=False, indent=2) + "\n").encode()
 
 
-def _parse(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON of a tokenizer, with the parts that are read here in place."""
+def _read_pinned(source: str) -> tuple[Path, bytes]:
+    """The user's file, whose hash stands in the parameters: DVC sees those, not the file."""
+    name, _, pinned = source.partition("#sha256=")
+    path = Path(name)
     try:
-        parsed = json.loads(content)
-        kind = parsed["model"]["type"]
-        _ = parsed["model"]["vocab"], parsed["model"]["merges"], parsed["added_tokens"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _not_ours(where, f"{type(error).__name__}: {error}") from None
-    if kind != "BPE":
-        raise _not_ours(where, f"a model of type {kind}")
-    return parsed
-
-
-def _require_exact_bpe(parsed: dict[str, Any], where: str) -> None:
-    """Refuse what this pipeline would encode in another way than its own library does."""
-    model, splitter = parsed["model"], parsed.get("pre_tokenizer") or {}
-    if parsed.get("normalizer"):
-        raise _not_ours(where, "a normalizer, so that texts would not come back as they were")
-    if splitter.get("type") != "ByteLevel" or not splitter.get("use_regex", True):
-        raise _not_ours(where, f"pre-tokenizer {splitter.get('type')}")
-    if splitter.get("add_prefix_space"):
-        raise _not_ours(where, "add_prefix_space, so that texts would not come back as they were")
-    for knob in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
-        if model.get(knob):
-            raise _not_ours(where, f"{knob} {model[knob]!r}")
-    merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-    ranks = [model["vocab"].get("".join(pair), -1) for pair in merges]
-    if ranks != sorted(ranks) or min(ranks, default=0) < 0:
-        raise _not_ours(where, "merges in another order than the ids of their tokens")
-    _require_reachable(
-        model["vocab"], merges, {t["content"] for t in parsed["added_tokens"]}, where
-    )
-
-
-def _require_reachable(
-    vocab: dict[str, int], merges: list[list[str]], added: set[str], where: str
-) -> None:
-    """Each token's own spelling must merge into that token, as tiktoken takes for granted."""
-    from tokenizers.models import BPE
-
-    model = BPE(vocab=vocab, merges=[(left, right) for left, right in merges])
-    for token, rank in vocab.items():
-        if token not in added and [part.id for part in model.tokenize(token)] != [rank]:
-            raise _not_ours(where, f"token {token!r}, which its merges never make")
-
-
-def _not_ours(where: str, got: str) -> InputError:
-    return InputError(
-        where,
-        expected="a byte-level BPE tokenizer.json with the split pattern of GPT-2",
-        got=got,
-        fix="use such a tokenizer, or set train_tokenizer.source: train",
-    )
-
-
-def _token_bytes(parsed: dict[str, Any], where: str) -> list[bytes]:
-    """The bytes of each id 0..V-1: every id once, all 256 bytes among them."""
-    letters = _byte_of_letter()
-    table: dict[int, bytes] = {}
-    added = {token["content"]: token["id"] for token in parsed["added_tokens"]}
-    for token, rank in parsed["model"]["vocab"].items():
-        if token in added:
-            continue
-        if not token or any(letter not in letters for letter in token):
-            raise _not_ours(where, f"token {token!r}, which is not spelled in bytes")
-        table[rank] = bytes(letters[letter] for letter in token)
-    n_plain = len(table)
-    table |= {rank: spelling.encode() for spelling, rank in added.items()}
-    n_named = len(added) + sum(token not in added for token in parsed["model"]["vocab"])
-    if len(table) != n_named or sorted(table) != list(range(n_named)):
-        raise _not_ours(where, f"ids that are not 0..{n_named - 1}, each once")
-    missing = set(range(256)) - {token[0] for token in table.values() if len(token) == 1}
-    if missing or n_plain < 256:
-        raise _not_ours(where, f"no token for {len(missing)} of the 256 bytes")
-    return [table[rank] for rank in range(n_named)]
-
-
-def _byte_of_letter() -> dict[str, int]:
-    """The printable letters that stand for the 256 bytes (Radford et al. 2019)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {chr(byte): byte for byte in shown}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(hidden)}
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            path,
+            expected="a tokenizer.json",
+            got=error.strerror or "an error",
+            fix="correct train_tokenizer.source",
+        ) from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != pinned:
+        raise InputError(
+            path,
+            expected=f"sha256 {pinned}" if pinned else "its hash in train_tokenizer.source",
+            got=f"sha256 {found}" if pinned else "a path alone",
+            fix=f"set train_tokenizer.source: {name}#sha256={found}",
+        )
+    return path, content
 
 
 def _in_range(token: int, vocab_size: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from canvaslm.corpus.shards import read_manifest, read_places, read_token_bytes
+from canvaslm.corpus.manifest import read_manifest, read_places, read_token_bytes
 from canvaslm.errors import InputError
 
 
