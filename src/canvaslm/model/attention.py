@@ -55,10 +55,9 @@ def block_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, canvas_tokens: in
         mask = _block_mask("block_causal", q.shape[2], k.shape[2], canvas_tokens, start, q.device)
         return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
     outputs = []
-    for b in range(n_canvases):
-        own = slice(b * canvas_tokens, (b + 1) * canvas_tokens)
-        end = start + own.stop
-        outputs.append(_full_attention(q[:, :, own], k[:, :, :end], v[:, :, :end]))
+    for b, own_q in enumerate(q.split(canvas_tokens, dim=2)):
+        end = start + (b + 1) * canvas_tokens
+        outputs.append(_full_attention(own_q, k[:, :, :end], v[:, :, :end]))
     return torch.cat(outputs, dim=2)
 
 
@@ -92,12 +91,13 @@ def canvas_attention(
         mask = _block_mask("canvas", q.shape[2], keys.shape[2], canvas_tokens, start, q.device)
         return _compiled_flex()(q, keys, values, block_mask=mask, enable_gqa=True)
     outputs = []
-    for b in range(n_canvases):
-        own = slice(b * canvas_tokens, (b + 1) * canvas_tokens)
-        before = start + own.start
-        keys = torch.cat((clean_k[:, :, :before], k[:, :, own]), dim=2)
-        values = torch.cat((clean_v[:, :, :before], v[:, :, own]), dim=2)
-        outputs.append(_full_attention(q[:, :, own], keys, values))
+    for b, (own_q, own_k, own_v) in enumerate(
+        zip(*(x.split(canvas_tokens, dim=2) for x in (q, k, v)), strict=True)
+    ):
+        before = start + b * canvas_tokens
+        keys = torch.cat((clean_k[:, :, :before], own_k), dim=2)
+        values = torch.cat((clean_v[:, :, :before], own_v), dim=2)
+        outputs.append(_full_attention(own_q, keys, values))
     return torch.cat(outputs, dim=2)
 
 
