@@ -12,11 +12,11 @@ def fingerprint_code(
 ) -> None:
     """Write which code each stage can reach, with a digest of every file, for DVC to depend on."""
     from canvaslm.code_fingerprint import fingerprint
+    from canvaslm.params import read_yaml
     from canvaslm.reporting.files import write_json
 
-    for stage in sorted((root / "stages").glob("*.py")):
-        if stage.stem != "door":
-            write_json(out / f"{stage.stem}.json", fingerprint(stage, root))
+    for name in read_yaml(root / "dvc.yaml")["stages"]:
+        write_json(out / f"{name}.json", fingerprint(root / "stages" / f"{name}.py", root))
 
 
 if __name__ == "__main__":

@@ -34,14 +34,16 @@ def tree_of(name: str) -> ast.Module:
 
 
 def sections_read(tree: ast.Module) -> set[str]:
-    """Sections that a stage names: load_section(_, "x", _) and read_yaml(_)["x"]."""
+    """Sections that a stage names: load_section(_, "x", _) and read_yaml(params)["x"]."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("load_section"):
             name = node.args[1]
             assert isinstance(name, ast.Constant), ast.unparse(node)
             found.add(str(name.value))
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value).startswith("read_yaml("):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).startswith(
+            "read_yaml(params"
+        ):
             assert isinstance(node.slice, ast.Constant), ast.unparse(node)
             found.add(str(node.slice.value))
     return found

@@ -1,0 +1,143 @@
+"""How do figures become drawings that are the same bytes for the same figures?
+
+Drawings are SVG for a page that has a light and a dark side: they are drawn in placeholder colours,
+which become the variables of the page's style sheet, and in the page's own font.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+_INK, _GRID = "#010101", "#020202"
+_SERIES = {"diffusion": "#030303", "autoregressive": "#040404"}
+_VARIABLES = {
+    _INK: "var(--ink-soft)",
+    _GRID: "var(--rule)",
+    _SERIES["diffusion"]: "var(--diffusion)",
+    _SERIES["autoregressive"]: "var(--autoregressive)",
+}
+_STYLE: dict[Any, Any] = {
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 10.0,
+    "grid.color": _GRID,
+    "svg.fonttype": "none",
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+
+
+def draw_figures(
+    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    bars: Mapping[str, tuple[float, float | None]],
+    times: Sequence[float],
+) -> dict[str, str]:
+    """Draw what there is to draw: SVG by name, without those that have no figures.
+
+    Args:
+        curves: the columns ``tokens``, ``flops`` and ``loss_nats`` of each objective.
+        bars: nats per token of each objective, with its standard error or None.
+        times: what each diffusion time adds to the bound, from time 1 on.
+    """
+    drawings = {}
+    if curves:
+        loss = "training loss, nats per target"
+        for name, label in (("tokens", "tokens"), ("flops", "floating-point operations")):
+            lines = {objective: (log[name], log["loss_nats"]) for objective, log in curves.items()}
+            drawings[name] = _draw_lines(lines, name=name, x_label=label, y_label=loss)
+    if bars:
+        drawings["parity"] = _draw_bars(bars, name="parity", y_label="held-out nats per token")
+    if times:
+        drawings["times"] = _draw_times(times, name="times", y_label="nats per token")
+    return drawings
+
+
+def _draw_lines(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    name: str,
+    x_label: str,
+    y_label: str,
+) -> str:
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure, axes = _blank(x_label, y_label)
+        for objective, (xs, ys) in lines.items():
+            axes.plot(xs, ys, color=_SERIES[objective], linewidth=1.8)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+        axes.set_xlim(left=0)
+        return _to_svg(figure, name, label=f"{y_label} over {x_label}")
+
+
+def _draw_bars(bars: Mapping[str, tuple[float, float | None]], *, name: str, y_label: str) -> str:
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure, axes = _blank("", y_label)
+        for place, (objective, (value, error)) in enumerate(bars.items()):
+            axes.bar(place, value, width=0.55, color=_SERIES[objective])
+            label, top = f"{value:.3f}", value
+            if error is not None:
+                axes.errorbar(place, value, yerr=error, color=_INK, capsize=5, linewidth=1.4)
+                label, top = f"{value:.3f} ± {error:.3f}", value + error
+            above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(label, (place, top), **above)
+        axes.set_xticks(range(len(bars)), list(bars))
+        axes.set_xlim(-0.6, len(bars) - 0.4)
+        axes.margins(y=0.14)
+        axes.grid(visible=False, axis="x")
+        return _to_svg(figure, name, label=y_label)
+
+
+def _draw_times(times: Sequence[float], *, name: str, y_label: str) -> str:
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure, axes = _blank("diffusion time", y_label)
+        axes.bar(range(1, len(times) + 1), times, width=0.7, color=_SERIES["diffusion"])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(visible=False, axis="x")
+        return _to_svg(figure, name, label=f"{y_label} of the bound at each diffusion time")
+
+
+def _blank(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(visible=True, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _short(value: float) -> str:
+    """1500000 becomes 1.5M; large powers, as of operations, become 3e15."""
+    if value >= 1e12:
+        return f"{value:.3g}".replace("e+", "e")
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def _to_svg(figure: Figure, name: str, *, label: str) -> str:
+    """Save without date, colour by the page's variables, and make ids unique on the page."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"font-family: [^;\"]*(; )?", "", svg)  # the page's own
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # would hold for the page
+    svg = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]+")[^>]*>', rf'<svg \1 role="img" aria-label="{label}">', svg
+    )
+    return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE).strip()

@@ -1,0 +1,309 @@
+"""What did all the stages find, on one page that needs nothing but itself?
+
+The page shows what the reports hold and invents nothing: a report that is missing, and a figure
+that is null, are shown as not measured. It has no date and asks no network for anything.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import Field
+
+from canvaslm.params import Params
+from canvaslm.reporting.collected import Verdict, find_verdicts, read_metrics
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_JUDGED = ("audit_windows", "eval_loss_parity", "eval_speedup", "docs_gate")
+_OBJECTIVES = ("diffusion", "autoregressive")
+_NOT_MEASURED = "not measured"
+_SPEED_COLUMNS = (
+    ("tokens/forward", "tokens_per_forward", ".2f"),
+    ("tokens/s", "tokens_per_second", ".1f"),
+    ("× the twin", "speedup_over_autoregressive", ".2f"),
+    ("nats/token by the twin", "twin_nats_per_token", ".3f"),
+    ("unigram entropy, nats", "unigram_entropy_nats", ".3f"),
+    ("distinct-1", "distinct_1", ".3f"),
+    ("distinct-2", "distinct_2", ".3f"),
+    ("repeats itself", "is_repetitive", ""),
+)
+
+
+class ReportParams(Params):
+    """Section ``report``."""
+
+    n_samples: int = Field(ge=0, description="samples shown of each kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of text under a header; the first column names the row."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageContent:
+    """Everything that the page shows, but for its drawings.
+
+    Attributes:
+        curves: the columns of ``loss.csv`` for each objective that has one.
+        bars: nats per token and standard error for each objective that was scored.
+        samples: for each decoder, prompts and what came after them.
+        times: what each diffusion time adds to the bound, in nats per token.
+        code: stage, digest and number of files of each code fingerprint.
+    """
+
+    profile: str
+    verdicts: Sequence[Verdict]
+    tiles: Sequence[tuple[str, str, str]]
+    tables: Mapping[str, Table | None]
+    curves: Mapping[str, Mapping[str, Sequence[float]]]
+    bars: Mapping[str, tuple[float, float | None]]
+    samples: Mapping[str, Sequence[tuple[str, str]]]
+    times: Sequence[float]
+    code: Sequence[tuple[str, str, int]]
+
+    @property
+    def headline(self) -> str:
+        """The worst of the verdicts: what fails outweighs what was not measured."""
+        given = {verdict.verdict for verdict in self.verdicts}
+        return next((word for word in ("fail", "not_measured") if word in given), "pass")
+
+    @property
+    def summary(self) -> str:
+        """How many verdicts there are of each kind."""
+        given = [verdict.verdict for verdict in self.verdicts]
+        counts = {word: given.count(word) for word in ("fail", "not_measured", "pass")}
+        if counts["pass"] == len(given):
+            return "every check passes"
+        return ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in counts.items() if n)
+
+
+def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageContent:
+    """Read what the page shows from all reports that are there.
+
+    Args:
+        reports: the folder of reports.
+        profile: the profile that the values came from.
+        params: how much is shown.
+
+    Raises:
+        InputError: a report is not strict JSON.
+    """
+    metrics = read_metrics(reports)
+    return PageContent(
+        profile=profile,
+        verdicts=_verdicts(metrics),
+        tiles=_tiles(metrics),
+        tables={
+            "parity": _parity_table(metrics),
+            "speed": _speed_table(metrics),
+            "audit": _audit_table(metrics),
+            "docs": _docs_table(metrics),
+        },
+        curves=_curves(reports),
+        bars=_bars(metrics),
+        times=_times(reports / "eval_loss_parity" / "by_time.csv"),
+        samples=_samples(reports, params.n_samples),
+        code=_code(reports / "code"),
+    )
+
+
+def render_page(content: PageContent, drawings: Mapping[str, str]) -> str:
+    """Lay out the page.
+
+    Args:
+        content: what it shows.
+        drawings: SVG of each drawing by name; one that is missing is shown as not measured.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATE.parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template(_TEMPLATE.name)
+    return template.render(page=content, drawings=drawings, not_measured=_NOT_MEASURED) + "\n"
+
+
+def _verdicts(metrics: dict[str, Any]) -> list[Verdict]:
+    """The verdicts given, and a not_measured for each stage that should give one."""
+    given = list(find_verdicts(metrics))
+    have = {verdict.place.partition(".")[0] for verdict in given}
+    missing = [
+        Verdict(place=name, verdict="not_measured", reason="no report")
+        for name in _JUDGED
+        if name not in have
+    ]
+    return sorted([*given, *missing], key=lambda verdict: verdict.place)
+
+
+def _look_up(metrics: Mapping[str, Any], dotted: str) -> Any:
+    """The value of a dotted key, or None where it is not there."""
+    value: Any = metrics
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _shown(value: Any, form: str = "") -> str:
+    """A value as text, in a format; None is not measured."""
+    if value is None or value == "not_measured":
+        return _NOT_MEASURED
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:{form or '.4g'}}" if isinstance(value, float) else str(value)
+
+
+def _tiles(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The few figures that one looks for first: name, value, unit."""
+    wanted = (
+        ("parameters", "pretrain.diffusion.parameters", "", ""),
+        ("trained on", "pretrain.diffusion.tokens", "", "tokens"),
+        ("diffusion bound", "eval_loss_parity.diffusion.bound_nats_per_token", ".3f", "nats/token"),
+        ("twin", "eval_loss_parity.autoregressive.nats_per_token", ".3f", "nats/token"),
+        ("gap", "eval_loss_parity.gap_percent", ".1f", "%"),
+    )
+    tiles = [(name, _shown(_look_up(metrics, key), form), unit) for name, key, form, unit in wanted]
+    speedups = [
+        row.get("speedup_over_autoregressive")
+        for name, row in (_look_up(metrics, "eval_speedup.rows") or {}).items()
+        if name != "autoregressive"
+    ]
+    fastest = max((x for x in speedups if isinstance(x, float)), default=None)
+    return [*tiles, ("fastest decoder", _shown(fastest, ".2f"), "× the twin")]
+
+
+def _parity_table(metrics: Mapping[str, Any]) -> Table | None:
+    parity = metrics.get("eval_loss_parity")
+    if parity is None:
+        return None
+    rows = []
+    for objective, key in (
+        ("diffusion", "bound_nats_per_token"),
+        ("autoregressive", "nats_per_token"),
+    ):
+        score = parity.get(objective, {})
+        rows.append(
+            [
+                objective,
+                _shown(score.get(key), ".4f"),
+                _shown(score.get("standard_error_nats"), ".4f"),
+                _shown(score.get("bits_per_byte"), ".4f"),
+                _shown(score.get("trained_tokens")),
+                _shown(score.get("trained_flops"), ".3g"),
+                _shown(score.get("estimator")),
+            ]
+        )
+    header = ("model", "nats/token", "± (documents)", "bits/byte", "tokens", "FLOPs", "estimator")
+    return Table(header=header, rows=rows)
+
+
+def _speed_table(metrics: Mapping[str, Any]) -> Table | None:
+    """Each decoder: its speed, and the quality of what it wrote at that speed."""
+    speed = metrics.get("eval_speedup")
+    if speed is None:
+        return None
+    rows = [_speed_row(name, row) for name, row in speed["rows"].items()]
+    rows.append(_speed_row("held-out text", speed["held_out"]))
+    columns = [name for name, *_ in _SPEED_COLUMNS]
+    return Table(header=("decoder", *columns), rows=rows)
+
+
+def _speed_row(name: str, figures: Mapping[str, Any]) -> list[str]:
+    """One row; a column that makes no sense for it stays empty."""
+    cells = [
+        _shown(figures[key], form) if key in figures else "" for _, key, form in _SPEED_COLUMNS
+    ]
+    return [name.replace("_", " "), *cells]
+
+
+def _audit_table(metrics: Mapping[str, Any]) -> Table | None:
+    audit = metrics.get("audit_windows")
+    if audit is None:
+        return None
+    splits = [name for name in ("train", "val") if name in audit]
+    figures = sorted({key for split in splits for key in audit[split]})
+    rows = [
+        [key.replace("_", " "), *(_shown(audit[split].get(key)) for split in splits)]
+        for key in figures
+    ]
+    for key in ("shared_windows", "shared_ngram_share"):
+        rows.append([f"{key.replace('_', ' ')} (train and val)", _shown(audit.get(key)), ""])
+    return Table(header=("", *splits), rows=rows)
+
+
+def _docs_table(metrics: Mapping[str, Any]) -> Table | None:
+    docs = metrics.get("docs_gate")
+    if docs is None:
+        return None
+    rows = [[name.replace("_", " "), _shown(n)] for name, n in sorted(docs["n_checked"].items())]
+    return Table(header=("checked", "number"), rows=[*rows, ["faults", _shown(docs["n_faults"])]])
+
+
+def _curves(reports: Path) -> dict[str, dict[str, list[float]]]:
+    """Columns of the loss logs; a row without a loss (nothing trained in it) is left out."""
+    curves = {}
+    for objective in _OBJECTIVES:
+        file = reports / "pretrain" / objective / "loss.csv"
+        if file.is_file():
+            with file.open(encoding="utf-8", newline="") as lines:
+                rows = [row for row in csv.DictReader(lines) if row["loss_nats"]]
+            if rows:
+                curves[objective] = {
+                    column: [float(row[column]) for row in rows]
+                    for column in ("tokens", "flops", "loss_nats")
+                }
+    return curves
+
+
+def _bars(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
+    bars = {}
+    for objective, key in zip(_OBJECTIVES, ("bound_nats_per_token", "nats_per_token"), strict=True):
+        score = _look_up(metrics, f"eval_loss_parity.{objective}") or {}
+        if score.get(key) is not None:
+            bars[objective] = (score[key], score.get("standard_error_nats"))
+    return bars
+
+
+def _times(file: Path) -> list[float]:
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="") as lines:
+        return [float(row["bound_nats_per_token"]) for row in csv.DictReader(lines)]
+
+
+def _samples(reports: Path, n_samples: int) -> dict[str, list[tuple[str, str]]]:
+    """Prompts and what came after them, for each decoder; held-out text has no prompt."""
+    samples: dict[str, list[tuple[str, str]]] = {}
+    audited = reports / "audit_windows" / "samples.json"
+    if audited.is_file():
+        windows = json.loads(audited.read_text(encoding="utf-8"))["val"]
+        samples["held-out text"] = [("", window["text"]) for window in windows]
+    written = reports / "eval_speedup" / "samples.json"
+    if written.is_file():
+        texts = json.loads(written.read_text(encoding="utf-8"))["samples"]
+        texts = texts if isinstance(texts, list) else []  # not measured
+        longest = max((text["new_tokens"] for text in texts), default=0)
+        for text in texts:
+            if text["new_tokens"] == longest:
+                kind = text["decoder"].replace("_", " ")
+                samples.setdefault(kind, []).append((text["prompt"], text["text"]))
+    return {kind: texts[:n_samples] for kind, texts in samples.items() if texts[:n_samples]}
+
+
+def _code(folder: Path) -> list[tuple[str, str, int]]:
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        code = json.loads(file.read_text(encoding="utf-8"))
+        found.append((code["stage"], code["digest"], len(code["files"])))
+    return found

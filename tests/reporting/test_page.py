@@ -1,0 +1,189 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from canvaslm.reporting.charts import draw_figures
+from canvaslm.reporting.files import write_csv, write_json
+from canvaslm.reporting.page import ReportParams, read_content, render_page
+
+LOSS = ("step", "tokens", "flops", "loss_nats")
+ROW = {"tokens_per_forward": 1.0, "tokens_per_second": 40.0, "speedup_over_autoregressive": 1.0}
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """Reports of every stage, with figures that are easy to find on the page."""
+    write_json(
+        tmp_path / "audit_windows" / "metrics.json",
+        {"verdict": "pass", "train": {"windows": 4321}, "val": {"windows": 87}},
+    )
+    write_json(
+        tmp_path / "audit_windows" / "samples.json", {"val": [{"text": "a <b> & c", "window": 0}]}
+    )
+    write_json(
+        tmp_path / "eval_loss_parity" / "metrics.json",
+        {
+            "autoregressive": {"nats_per_token": 3.25, "standard_error_nats": None},
+            "diffusion": {"bound_nats_per_token": 4.5, "standard_error_nats": 0.125},
+            "gap_percent": 38.46,
+            "verdict": "fail",
+            "verdict_reason": "too far apart",
+        },
+    )
+    write_csv(
+        tmp_path / "eval_loss_parity" / "by_time.csv",
+        ("t", "bound_nats_per_token"),
+        [(1, 2.5), (2, 2.0)],
+    )
+    slow = ROW | {"tokens_per_second": None, "speedup_over_autoregressive": "not_measured"}
+    write_json(
+        tmp_path / "eval_speedup" / "metrics.json",
+        {
+            "rows": {
+                "autoregressive": ROW,
+                "fixed_16": ROW | {"speedup_over_autoregressive": 2.31},
+                "fixed_32": slow,
+            },
+            "held_out": {"unigram_entropy_nats": 3.125},
+            "verdict": "pass",
+        },
+    )
+    write_json(
+        tmp_path / "eval_speedup" / "samples.json",
+        {
+            "samples": [
+                {"decoder": "fixed_16", "new_tokens": n, "prompt": "Once", "text": f" upon {n} {i}"}
+                for n in (64, 24)
+                for i in range(3)
+            ]
+        },
+    )
+    write_json(
+        tmp_path / "docs_gate" / "metrics.json",
+        {"n_checked": {"links": 77}, "n_faults": 0, "verdict": "pass"},
+    )
+    for objective in ("diffusion", "autoregressive"):
+        folder = tmp_path / "pretrain" / objective
+        write_json(folder / "metrics.json", {"parameters": 343516160, "tokens": 1000})
+        write_csv(folder / "loss.csv", LOSS, [(1, 10, 1e9, 6.0), (2, 20, 2e9, ""), (3, 30, 3e9, 5)])
+    write_json(tmp_path / "code" / "pretrain.json", {"digest": "d" * 64, "files": {}, "stage": "x"})
+    return tmp_path
+
+
+def page_of(reports: Path, n_samples: int = 2) -> str:
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=n_samples))
+    return render_page(content, draw_figures(content.curves, content.bars, content.times))
+
+
+class Balance(HTMLParser):
+    """Counts what is open, and collects ids and what is asked of elsewhere."""
+
+    VOID = frozenset({"meta", "br", "link", "img"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.asked: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in {"src", "href", "xlink:href", "data", "action"}:
+                self.asked.append(str(value))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_same_reports_give_the_same_bytes(reports: Path) -> None:
+    assert page_of(reports) == page_of(reports)
+
+
+def test_the_page_asks_for_nothing_but_itself(reports: Path) -> None:
+    page = page_of(reports)
+    assert all(target.startswith("#") for target in Balance(page).asked)
+    assert not re.search(r"https?://|@import|url\((?!#)|<script|<link|<iframe", page)
+
+
+def test_the_page_is_well_formed_and_its_ids_are_unique(reports: Path) -> None:
+    balance = Balance(page_of(reports))
+    assert balance.open == []
+    assert len(balance.ids) == len(set(balance.ids))
+    assert {target[1:] for target in balance.asked} <= set(balance.ids)
+
+
+def test_the_page_shows_what_the_reports_hold(reports: Path) -> None:
+    held = ["343,516,160", "4,321", ">87<", "4.5000", "0.1250", "3.2500", "38.5", "2.31", "3.125"]
+    held += [">77<", "d" * 16, "too far apart", "4.500 ± 0.125", "3.250<", "<code>ci</code>"]
+    page = page_of(reports)
+    assert [figure for figure in held if figure not in page] == []
+
+
+def test_text_of_the_corpus_is_text_on_the_page(reports: Path) -> None:
+    assert "a &lt;b&gt; &amp; c" in page_of(reports)
+
+
+def test_samples_are_those_of_the_long_comparison_and_as_many_as_asked(reports: Path) -> None:
+    page = page_of(reports)
+    assert " upon 64 0" in page
+    assert " upon 64 1" in page
+    assert " upon 64 2" not in page
+    assert "upon 24" not in page
+    assert "upon" not in page_of(reports, n_samples=0)
+
+
+def test_the_headline_is_the_worst_verdict(reports: Path) -> None:
+    def headline() -> str:
+        return read_content(reports, profile="ci", params=ReportParams(n_samples=0)).headline
+
+    assert headline() == "fail"
+    parity = reports / "eval_loss_parity" / "metrics.json"
+    parity.write_text(json.dumps(json.loads(parity.read_text()) | {"verdict": "pass"}))
+    assert headline() == "pass"
+    (reports / "docs_gate" / "metrics.json").unlink()
+    assert headline() == "not_measured"
+
+
+def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path) -> None:
+    content = read_content(tmp_path, profile="ci", params=ReportParams(n_samples=2))
+    assert {verdict.verdict for verdict in content.verdicts} == {"not_measured"}
+    assert {value for _, value, _ in content.tiles} == {"not measured"}
+    page = page_of(tmp_path)
+    assert "<svg" not in page
+    assert Balance(page).open == []
+    body = re.sub(r"<(style|figcaption)>.*?</\1>", "", page, flags=re.DOTALL)
+    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 4 not measured<"]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["audit_windows", "eval_loss_parity", "eval_speedup", "docs_gate", "pretrain", "code"],
+)
+def test_a_page_without_one_report_still_shows_the_others(reports: Path, missing: str) -> None:
+    (reports / missing).rename(reports.parent / f"{reports.name}-{missing}")
+    page = page_of(reports)
+    assert Balance(page).open == []
+    assert "not measured" in page
+
+
+def test_drawings_take_the_colours_of_the_page(reports: Path) -> None:
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
+    drawings = draw_figures(content.curves, content.bars, content.times)
+    assert set(drawings) == {"tokens", "flops", "parity", "times"}
+    for svg in drawings.values():
+        assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)
+        assert "var(--ink-soft)" in svg
+        assert "font-family" not in svg
