@@ -241,6 +241,8 @@ def test_half_types_meet_over_float32_weights() -> None:
     states = hidden.detach().to(torch.bfloat16).requires_grad_()
     arguments = {"vocab_chunk": 7, "reduction": "mean"}
     outside = chunked_cross_entropy(states, head, targets, **arguments)
+    plain = dense_cross_entropy(states, head, targets, reduction="mean")
+    assert outside.item() == pytest.approx(plain.item(), rel=1e-6)
     with autocast(torch.device("cpu"), "bfloat16"):
         inside = chunked_cross_entropy(states, head, targets, **arguments)
         dense = dense_cross_entropy(states, head, targets, reduction="mean")

@@ -32,7 +32,8 @@ def dense_cross_entropy(
     Arguments, result and refusals are those of :func:`chunked_cross_entropy`.
     """
     _check(hidden, weight, targets, reduction)
-    logits = functional.linear(hidden, weight).flatten(0, -2)
+    dtype = _product_dtype(hidden, weight)
+    logits = functional.linear(hidden.to(dtype), weight.to(dtype)).flatten(0, -2)
     nats = functional.cross_entropy(
         logits.to(_wide(logits.dtype)), targets.flatten(), ignore_index=IGNORED, reduction="none"
     )
