@@ -103,13 +103,13 @@ def measure_speedup(
         _compare(decoders, judge, windows, n_tokens, eot_id=eot_id, params=params, track=track)
         for n_tokens in (params.new_tokens, params.short_new_tokens)
     ]
-    recipe = _recipe(params) | {"prompts": "held_out", "weights": "trained"}
-    training = {
+    setting = {
+        "recipe": _recipe(params, prompts="held_out", weights="trained"),
         "autoregressive_training": twin.training,
         "diffusion_training": denoiser.training,
         "machine": describe_machine(device),
     }
-    _write(out, comparisons, recipe=recipe | training)
+    _write(out, comparisons, setting)
     write_json(out / "samples.json", {"samples": _texts(comparisons, text)})
 
 
@@ -154,8 +154,9 @@ def count_speedup(
         task = _task(windows, n_tokens, params)
         rows, samples = count_rows(decoders, task, track=track)
         comparisons.append(_Comparison(task=task, rows=rows, samples=samples, held_out=None))
-    recipe = _recipe(params) | {"prompts": "held_out" if has_shards else "drawn"}
-    _write(out, comparisons, recipe=recipe | {"weights": "drawn", "machine": _NOT_MEASURED})
+    prompts = "held_out" if has_shards else "drawn"
+    recipe = _recipe(params, prompts=prompts, weights="drawn")
+    _write(out, comparisons, {"recipe": recipe, "machine": _NOT_MEASURED})
     write_json(out / "samples.json", {"samples": _NOT_MEASURED})
 
 
@@ -222,12 +223,13 @@ def _before(eot_id: int, ids: list[int]) -> list[int]:
     return ids[: ids.index(eot_id)] if eot_id in ids else ids
 
 
-def _recipe(params: EvalSpeedupParams) -> dict[str, Any]:
+def _recipe(params: EvalSpeedupParams, *, prompts: str, weights: str) -> dict[str, Any]:
     """What a figure needs beside it: the whole setup but the device, and how forwards ran."""
-    return {"recipe": params.model_dump(exclude={"device"}) | {"compile": "none"}}
+    more = {"prompts": prompts, "weights": weights, "compile": "none"}
+    return params.model_dump(exclude={"device"}) | more
 
 
-def _write(out: Path, comparisons: list[_Comparison], *, recipe: dict[str, Any]) -> None:
+def _write(out: Path, comparisons: list[_Comparison], setting: dict[str, Any]) -> None:
     """Write ``metrics.json`` and ``rows.csv``."""
     main, short = (
         {
@@ -236,7 +238,7 @@ def _write(out: Path, comparisons: list[_Comparison], *, recipe: dict[str, Any])
         }
         for comparison in comparisons
     )
-    metrics = recipe | {
+    metrics = setting | {
         "rows": main,
         "short_rows": short,
         "held_out": _quality(comparisons[0].held_out),

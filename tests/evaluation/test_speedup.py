@@ -1,0 +1,188 @@
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from canvaslm.evaluation.sample_quality import judge_samples
+from canvaslm.evaluation.speedup import (
+    Decoder,
+    Task,
+    build_decoders,
+    count_rows,
+    judge_rows,
+    time_rows,
+    verdict_of,
+)
+from canvaslm.evaluation.speedup_params import EvalSpeedupParams
+from canvaslm.layout import Layout
+from canvaslm.measure import Timing
+from canvaslm.model.backbone import Backbone, initialise
+from canvaslm.model.shape import ModelParams
+from canvaslm.reporting.progress import untracked
+from canvaslm.sampling.request import Generated
+
+EOT = 40
+LAYOUT = Layout(canvas_tokens=4, canvases_per_window=8, vocab_size=41)
+SHAPE = ModelParams(
+    width=16,
+    n_layers=1,
+    n_heads=2,
+    n_kv_heads=1,
+    head_width=8,
+    ffn_width=16,
+    time_width=8,
+    bias=True,
+    qk_norm=False,
+    rope_base=10000.0,
+    norm_eps=1e-5,
+    self_conditioning="output",
+    clean_mask="causal",
+    vocab_multiple=1,
+)
+PARAMS = EvalSpeedupParams(
+    seed=1,
+    device="cpu",
+    n_prompts=3,
+    batch_rows=2,
+    prompt_tokens=3,
+    new_tokens=8,
+    short_new_tokens=4,
+    rounds=2,
+    warmup_rounds=1,
+    quota_threshold=1.0,
+    entropy_bound=0.1,
+    stop_entropy=0.005,
+    stop_patience=1,
+    start_temperature=0.8,
+    end_temperature=0.4,
+    autoregressive_temperature=0.8,
+    min_diversity_share=0.5,
+    vocab_chunk=16,
+)
+TASK = Task(prompts=[[1, 2, 3], [4, 5, 6], [7, 8, 9]], new_tokens=8, batch_rows=2, seed=1)
+
+
+@pytest.fixture(scope="module")
+def networks() -> tuple[Backbone, Backbone]:
+    denoiser, twin = Backbone(SHAPE, LAYOUT).eval(), Backbone(SHAPE.twin(), LAYOUT).eval()
+    for network in (denoiser, twin):
+        initialise(network, 0)
+    return denoiser, twin
+
+
+@pytest.fixture(scope="module")
+def decoders(networks: tuple[Backbone, Backbone]) -> dict[str, Decoder]:
+    return build_decoders(*networks, PARAMS, eot_id=None, bos_id=EOT)
+
+
+class Parrot:
+    """Answers with what it is told; sends nothing through its network."""
+
+    def __init__(self, model: Any, ids: Sequence[int], *, canvases: int) -> None:
+        self.model = model
+        self.ids = list(ids)
+        self.canvases = canvases
+
+    def generate(
+        self, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int | None, seeds: Sequence[int]
+    ) -> list[Generated]:
+        return [
+            Generated(
+                ids=self.ids,
+                reason="length",
+                forwards=5,
+                prefill_forwards=1,
+                encoding_forwards=2,
+                token_forwards=0,
+                canvases=self.canvases,
+            )
+            for _ in prompt_ids
+        ]
+
+
+def test_rows_are_counted_alike(decoders: dict[str, Decoder]) -> None:
+    rows, samples = count_rows(decoders, TASK, track=untracked)
+    assert list(rows) == ["fixed_16", "fixed_32", "adaptive_32", "autoregressive"]
+    # Two canvases of 4: 1 + canvases·(steps + 1) forwards for each of three prompts.
+    for name, steps in (("fixed_16", 16), ("fixed_32", 32)):
+        row = rows[name]
+        assert (row.n_rows, row.tokens, row.forwards) == (3, 24, 3 * (1 + 2 * (steps + 1)))
+        assert row.encoding_forwards == 3 * (1 + 2)
+        assert row.token_forwards == 3 * (3 + 2 * (steps + 1) * 4)
+        assert row.batch_forwards == 2 * (1 + 2 * (steps + 1))  # batches of 2 and 1
+        assert row.tokens_per_forward == 24 / row.forwards
+        assert row.tokens_per_forward_after_prompt == pytest.approx(4 / (steps + 1))
+    twin = rows["autoregressive"]
+    assert (twin.tokens, twin.forwards, twin.batch_forwards) == (24, 24, 16)
+    assert twin.tokens_per_forward == twin.tokens_per_forward_after_prompt == 1.0
+    assert rows["adaptive_32"].forwards <= rows["fixed_32"].forwards
+    assert all(len(made) == 3 for made in samples.values())
+
+
+# BR-69
+def test_tokens_after_the_end_of_text_count_for_nobody(
+    networks: tuple[Backbone, Backbone], decoders: dict[str, Decoder]
+) -> None:
+    some = {name: decoders[name] for name in ("fixed_16", "autoregressive")}
+    _, samples = count_rows(some, TASK, track=untracked)
+    for name, made in samples.items():
+        end = made[0].ids[5]
+        ending = build_decoders(*networks, PARAMS, eot_id=end, bos_id=EOT)
+        rows, cut = count_rows({name: ending[name]}, TASK, track=untracked)
+        expected = [row.ids[: row.ids.index(end)] if end in row.ids else row.ids for row in made]
+        assert [row.ids for row in cut[name]] == expected
+        assert rows[name].tokens == sum(len(ids) for ids in expected) < 24
+        assert rows[name].ended_by["end_of_text"] >= 1
+
+
+def test_samples_do_not_depend_on_the_size_of_batches(decoders: dict[str, Decoder]) -> None:
+    together, alone = (
+        dataclasses.replace(TASK, new_tokens=4, batch_rows=batch_rows) for batch_rows in (3, 1)
+    )
+    for name in ("fixed_16", "autoregressive"):
+        assert together.run(decoders[name]) == alone.run(decoders[name])
+
+
+def test_speed_is_tokens_over_the_median_round(decoders: dict[str, Decoder]) -> None:
+    some = {name: decoders[name] for name in ("fixed_16", "autoregressive")}
+    task = dataclasses.replace(TASK, new_tokens=4, batch_rows=3)
+    rows, _ = count_rows(some, task, track=untracked)
+    assert rows["fixed_16"].tokens_per_second is None
+    timed = time_rows(rows, some, task, PARAMS)
+    for name, row in timed.items():
+        assert row.timing is not None
+        assert len(row.timing.rounds_s) == 2
+        assert dataclasses.replace(row, timing=None) == rows[name]
+    known = dataclasses.replace(rows["fixed_16"], timing=Timing(rounds_s=(2.0, 4.0, 9.0)))
+    assert known.tokens_per_second == 12 / 4.0
+
+
+# BR-67
+def test_decoder_that_repeats_itself_fails_the_comparison(
+    networks: tuple[Backbone, Backbone],
+) -> None:
+    denoiser, twin = networks
+    decoders: dict[str, Decoder] = {
+        "sane": Parrot(denoiser, range(8), canvases=2),
+        "stuck": Parrot(denoiser, [7] * 8, canvases=2),
+    }
+    rows, samples = count_rows(decoders, TASK, track=untracked)
+    assert verdict_of(rows) == "not_measured"
+    written = [[11, 12, 13, 14, 15, 11, 17, 18]] * 3
+    held_out = judge_samples(twin, TASK.prompts, written, bos_id=EOT)
+    judged = judge_rows(
+        rows, samples, TASK, twin=twin, bos_id=EOT, held_out=held_out, min_diversity_share=0.5
+    )
+    assert {name: row.is_repetitive for name, row in judged.items()} == {
+        "sane": False,
+        "stuck": True,
+    }
+    assert verdict_of(judged) == "fail"
+    assert verdict_of({"sane": judged["sane"]}) == "pass"
+
+
+def test_a_row_that_made_nothing_is_not_divided_by(networks: tuple[Backbone, Backbone]) -> None:
+    rows, _ = count_rows({"mute": Parrot(networks[0], [], canvases=0)}, TASK, track=untracked)
+    assert rows["mute"].tokens_per_forward == 0.0
+    assert rows["mute"].tokens_per_forward_after_prompt == 0.0

@@ -1,0 +1,130 @@
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DECODERS = ["fixed_16", "fixed_32", "adaptive_32", "autoregressive"]
+
+
+def _run(places: dict[str, Path], out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    options = [text for name, path in places.items() for text in (f"--{name}", str(path))]
+    stage = str(ROOT / "stages" / "eval_speedup.py")
+    return subprocess.run(
+        [sys.executable, stage, *options, "--out", str(out), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=out.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _metrics(out: Path) -> dict[str, Any]:
+    return json.loads((out / "metrics.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def report(decodable: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("speedup") / "report"
+    done = _run(decodable, out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_each_row_has_its_counts_its_seconds_and_its_quality(report: Path) -> None:
+    metrics = _metrics(report)
+    for rows, new_tokens in ((metrics["rows"], 8), (metrics["short_rows"], 4)):
+        assert sorted(rows) == sorted(DECODERS)
+        for row in rows.values():
+            assert row["n_rows"] == 2
+            assert row["tokens"] <= 2 * new_tokens
+            assert row["tokens_per_forward"] == row["tokens"] / row["forwards"]
+            assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["median_s"])
+            assert row["fastest_s"] <= row["median_s"] <= row["slowest_s"]
+            # A network that has seen nothing writes noise, which the twin finds as such.
+            assert row["twin_nats_per_token"] == pytest.approx(math.log(280), abs=0.5)
+            assert row["is_repetitive"] is False
+        rates = {name: row["tokens_per_second"] for name, row in rows.items()}
+        assert rows["fixed_16"]["speedup_over_autoregressive"] == pytest.approx(
+            rates["fixed_16"] / rates["autoregressive"]
+        )
+    assert metrics["held_out"]["n_samples"] == metrics["short_held_out"]["n_samples"] == 2
+    assert metrics["held_out"]["n_tokens"] > metrics["short_held_out"]["n_tokens"]
+    assert metrics["held_out"]["twin_nats_per_token"] == pytest.approx(math.log(280), abs=0.5)
+    assert metrics["verdict"] == "pass"
+    assert metrics["recipe"]["rounds"] == 2
+    assert metrics["machine"]["device"] == "cpu"
+
+
+def test_table_is_the_metrics_flat(report: Path) -> None:
+    metrics = _metrics(report)
+    with (report / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["decoder"] for row in rows] == DECODERS * 2
+    for row, name in zip(rows[:4], DECODERS, strict=True):
+        assert int(row["forwards"]) == metrics["rows"][name]["forwards"]
+        assert float(row["distinct_1"]) == metrics["rows"][name]["distinct_1"]
+
+
+def test_samples_are_text_behind_their_prompts(decodable: dict[str, Path], report: Path) -> None:
+    samples = json.loads((report / "samples.json").read_text())["samples"]
+    assert [sample["decoder"] for sample in samples[:8:2]] == DECODERS
+    assert len(samples) == 2 * 2 * 4
+    prompts = {sample["prompt"] for sample in samples}
+    assert len(prompts) == 2
+    documents = pq.read_table(decodable["shards"].parent / "val.parquet")["text"].to_pylist()
+    packed = "".join(f"{text}<|endoftext|>" for text in documents)
+    assert all(prompt in packed for prompt in prompts), prompts
+    assert all(sample["text"] for sample in samples if sample["tokens"])
+
+
+@pytest.mark.parametrize("with_shards", [True, False])
+def test_counts_need_no_checkpoint_and_are_the_same_bytes_again(
+    decodable: dict[str, Path], tmp_path: Path, with_shards: bool
+) -> None:
+    shards = decodable["shards"] if with_shards else tmp_path / "nowhere"
+    places = {"params": decodable["params"], "shards": shards}
+    names = ["metrics.json", "rows.csv", "samples.json"]
+    written = []
+    for run in ("first", "second") if with_shards else ("first",):
+        done = _run(places, tmp_path / run, "--counts-only")
+        assert done.returncode == 0, done.stderr
+        written.append([(tmp_path / run / name).read_bytes() for name in names])
+    assert written[0] == written[-1]
+    metrics = _metrics(tmp_path / "first")
+    assert metrics["recipe"]["prompts"] == ("held_out" if with_shards else "drawn")
+    assert metrics["machine"] == metrics["verdict"] == "not_measured"
+    assert metrics["held_out"]["distinct_1"] == "not_measured"
+    for name, steps in (("fixed_16", 16), ("fixed_32", 32), ("adaptive_32", 32)):
+        row = metrics["rows"][name]
+        assert row["forwards"] == 2 * (1 + 2 * (steps + 1))
+        assert row["tokens_per_forward_after_prompt"] == pytest.approx(4 / (steps + 1))
+        assert row["median_s"] == row["tokens_per_second"] == "not_measured"
+        assert row["twin_nats_per_token"] == row["is_repetitive"] == "not_measured"
+    assert metrics["rows"]["autoregressive"]["forwards"] == 2 * 8
+
+
+def test_missing_checkpoint_is_told_in_one_line(decodable: dict[str, Path], tmp_path: Path) -> None:
+    done = _run({**decodable, "diffusion": tmp_path / "nowhere"}, tmp_path / "out")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "nowhere" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_prompts_than_held_out_windows_are_refused(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    params = tmp_path / "params.yaml"
+    params.write_text(decodable["params"].read_text().replace("n_prompts: 2", "n_prompts: 5000"))
+    done = _run({**decodable, "params": params}, tmp_path / "out")
+    assert done.returncode == 2
+    assert "expected at least 5000 windows of 32 tokens" in done.stderr
