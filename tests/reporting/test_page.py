@@ -136,6 +136,12 @@ def test_text_of_the_corpus_is_text_on_the_page(reports: Path) -> None:
     assert "a &lt;b&gt; &amp; c" in page_of(reports)
 
 
+def test_control_characters_are_shown_as_what_cannot_be_shown(reports: Path) -> None:
+    text = {"val": [{"text": "a\x00b\x1fc\n\td", "window": 0}]}
+    write_json(reports / "audit_windows" / "samples.json", text)
+    assert "a\ufffdb\ufffdc\n\td" in page_of(reports)
+
+
 def test_samples_are_those_of_the_long_comparison_and_as_many_as_asked(reports: Path) -> None:
     page = page_of(reports)
     assert " upon 64 0" in page

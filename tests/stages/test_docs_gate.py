@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "# A page\n\nTrain:\n\n```bash\npython stages/pretrain.py --objective diffusion {flag}\n```\n"
+PAGE = "# Page\n\nTrain:\n\n```bash\npython stages/pretrain.py --objective diffusion {flag}\n```\n"
 
 
 @pytest.fixture

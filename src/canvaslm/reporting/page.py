@@ -6,6 +6,7 @@ that is null, are shown as not measured. It has no date and asks no network for 
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,7 +214,8 @@ def _speed_table(metrics: Mapping[str, Any]) -> Table | None:
     speed = metrics.get("eval_speedup")
     if speed is None:
         return None
-    rows = [_speed_row(name, row) for name, row in speed["rows"].items()]
+    decoders = sorted(speed["rows"], key=lambda name: (name != "autoregressive", name))
+    rows = [_speed_row(name, speed["rows"][name]) for name in decoders]
     rows.append(_speed_row("held-out text", speed["held_out"]))
     columns = [name for name, *_ in _SPEED_COLUMNS]
     return Table(header=("decoder", *columns), rows=rows)
@@ -298,7 +300,16 @@ def _samples(reports: Path, n_samples: int) -> dict[str, list[tuple[str, str]]]:
             if text["new_tokens"] == longest:
                 kind = text["decoder"].replace("_", " ")
                 samples.setdefault(kind, []).append((text["prompt"], text["text"]))
-    return {kind: texts[:n_samples] for kind, texts in samples.items() if texts[:n_samples]}
+    return {
+        kind: [(_printable(prompt), _printable(text)) for prompt, text in texts[:n_samples]]
+        for kind, texts in samples.items()
+        if texts[:n_samples]
+    }
+
+
+def _printable(text: str) -> str:
+    """Show control characters, which a page may not hold, as what cannot be shown."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _code(folder: Path) -> list[tuple[str, str, int]]:
