@@ -44,7 +44,8 @@ measured: $(SETUP) ## copy the figures of reports/ into docs/measured/, where th
 	python stages/take_snapshot.py
 
 bench: $(SETUP) ## measure the parts side by side, outside the pipeline
-	python bench/run_all.py
+	python bench/loss.py
+	python bench/step.py
 
 clean: ## remove caches and the run states of finished trainings; reports and data stay
 	rm -rf .work .pytest_cache .ruff_cache .import_linter_cache
