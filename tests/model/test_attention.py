@@ -200,7 +200,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("clean_mask", ["causal", "block"])
 def test_no_tensor_grows_with_the_square_of_the_window(clean_mask: str, tiny_params) -> None:
-    layout = Layout(canvas_tokens=128, canvases_per_window=8, vocab_size=5)
+    layout = Layout(canvas_tokens=64, canvases_per_window=8, vocab_size=5)
     params = ModelParams.model_validate({**tiny_params.model_dump(), "clean_mask": clean_mask})
     model = Backbone(params, layout)
     ids = torch.zeros(1, layout.window_tokens, dtype=torch.int64)

@@ -148,6 +148,7 @@ def trained_nats(layout: Layout, params: ModelParams) -> float:
 
 
 # BR-31
+@pytest.mark.slow
 def test_leak_would_drive_the_loss_to_zero_and_the_product_does_not(
     tiny_params: ModelParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
