@@ -285,7 +285,7 @@ def test_state_that_is_not_finite_is_never_saved(tmp_path, where, value):
     """BR-52: the save is refused and the earlier checkpoint is kept."""
     model, optimizer = make_pair()
     good, _ = save(tmp_path, (model, optimizer), keep_last=1)
-    bias = model.blocks[0].attention.key.bias
+    bias = model.get_parameter("blocks.0.attention.key.bias")
     target = bias if where == "weight" else optimizer.state[bias]["exp_avg_sq"]
     with torch.no_grad():
         target[0] = value

@@ -15,6 +15,11 @@ def pair(tiny_recipe):
     return model, make_optimizer(model, recipe.pretrain)
 
 
+def grad_of(parameter):
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def names_in(group, model):
     of = {id(parameter): name for name, parameter in model.named_parameters()}
     return {of[id(parameter)] for parameter in group["params"]}
@@ -57,7 +62,7 @@ def test_first_update_equals_adamw_by_hand(tiny_recipe):
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[2.0, -1.0]]))
         model.bias.zero_()
-    model.weight.grad.copy_(torch.tensor([[0.3, -0.4]]))
+    grad_of(model.weight).copy_(torch.tensor([[0.3, -0.4]]))
     update(optimizer, learning_rate=0.1, norm=torch.tensor(0.5), max_norm=1.0)
     expected = torch.tensor([[2.0 * 0.99 - 0.1, -1.0 * 0.99 + 0.1]])
     torch.testing.assert_close(model.weight.detach(), expected)
@@ -67,15 +72,15 @@ def test_first_update_equals_adamw_by_hand(tiny_recipe):
 def test_average_divides_by_all_targets_and_gives_the_norm_of_the_mean(tiny_recipe):
     model = nn.Linear(2, 1, bias=False)
     make_optimizer(model, tiny_recipe().pretrain)
-    model.weight.grad.copy_(torch.tensor([[30.0, 40.0]]))
+    grad_of(model.weight).copy_(torch.tensor([[30.0, 40.0]]))
     assert average(model, 10).item() == pytest.approx(5.0)
-    assert model.weight.grad.tolist() == [[3.0, 4.0]]
+    assert grad_of(model.weight).tolist() == [[3.0, 4.0]]
 
 
 def test_clipping_scales_only_a_larger_norm(tiny_recipe):
     for norm, expected in [(5.0, [[0.6, 0.8]]), (0.5, [[3.0, 4.0]])]:
         model = nn.Linear(2, 1, bias=False)
         optimizer = make_optimizer(model, tiny_recipe().pretrain)
-        model.weight.grad.copy_(torch.tensor([[3.0, 4.0]]))
+        grad_of(model.weight).copy_(torch.tensor([[3.0, 4.0]]))
         update(optimizer, learning_rate=0.1, norm=torch.tensor(norm), max_norm=1.0)
-        torch.testing.assert_close(model.weight.grad, torch.tensor(expected), rtol=1e-5, atol=0)
+        torch.testing.assert_close(grad_of(model.weight), torch.tensor(expected), rtol=1e-5, atol=0)

@@ -1,0 +1,105 @@
+"""Is the estimate what autograd keeps, and is a run that cannot fit refused with its terms?"""
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from canvaslm.errors import InputError
+from canvaslm.layout import Layout
+from canvaslm.model.backbone import Backbone
+from canvaslm.objective.denoising import Denoising
+from canvaslm.objective.next_token import NextToken
+from canvaslm.training import memory
+from canvaslm.training.memory import estimate_memory, refuse_what_does_not_fit
+
+BASE = {
+    "width": 192,
+    "n_heads": 6,
+    "n_kv_heads": 2,
+    "head_width": 32,
+    "ffn_width": 512,
+    "time_width": 128,
+    "vocab_multiple": 1,
+}
+LAPTOP = Layout(canvas_tokens=16, canvases_per_window=8, vocab_size=2048)
+
+
+def kept_bytes(recipe):
+    """Bytes of distinct storages, weights apart, that one loss keeps for its backward pass."""
+    model = Backbone(recipe.model, recipe.layout)
+    model.checkpoint_blocks = recipe.pretrain.gradient_checkpointing
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept, alive = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # so that no later storage gets its address
+        return tensor
+
+    if recipe.diffusion is None:
+        objective = NextToken(layout=recipe.layout, eot_id=0, vocab_chunk=2048)
+    else:
+        objective = Denoising(
+            layout=recipe.layout, diffusion=recipe.diffusion, seed=1, vocab_chunk=2048
+        )
+    windows = torch.zeros(1, recipe.layout.window_tokens, dtype=torch.int64)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        objective.loss(model, windows, np.arange(1))
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "context"),
+    [
+        ("diffusion", {}, "clean"),
+        ("diffusion", {"clean_mask": "block"}, "noisy"),
+        ("autoregressive", {}, "clean"),
+    ],
+)
+def test_activations_of_the_laptop_shape_are_what_autograd_keeps(tiny_recipe, kind, model, context):
+    """Twelve layers less four leave eight blocks' bytes, and nothing that is counted once."""
+    found, estimated = [], []
+    for n_layers in (4, 12):
+        recipe = tiny_recipe(
+            kind,
+            layout=LAPTOP,
+            model=BASE | model | {"n_layers": n_layers, "self_conditioning": "off"},
+            diffusion={"context": context},
+            micro_batch_windows=1,
+        )
+        found.append(kept_bytes(recipe))
+        estimated.append(estimate_memory(recipe, sliced_attention=True).activations)
+    assert estimated[1] - estimated[0] == pytest.approx(found[1] - found[0], rel=0.02)
+
+
+def test_gradient_checkpointing_keeps_a_block_s_input_only(tiny_recipe):
+    sizes = {"layout": LAPTOP, "model": BASE | {"n_layers": 12}, "micro_batch_windows": 1}
+    plain = tiny_recipe(**sizes)
+    thrifty = tiny_recipe(**sizes, gradient_checkpointing=True)
+    assert kept_bytes(thrifty) < kept_bytes(plain) / 5
+    estimates = [estimate_memory(r, sliced_attention=True).activations for r in (plain, thrifty)]
+    assert estimates[1] < estimates[0] / 3  # a block is computed once more in the backward pass
+
+
+def test_state_is_sixteen_bytes_a_parameter(tiny_recipe):
+    """float32 weights, gradients and two moments."""
+    estimate = estimate_memory(tiny_recipe(), sliced_attention=True)
+    recipe = tiny_recipe()
+    model = Backbone(recipe.model, recipe.layout)
+    assert estimate.parameters == sum(parameter.numel() for parameter in model.parameters())
+    state = estimate.weights + estimate.gradients + estimate.moments
+    assert state == 16 * estimate.parameters
+    assert estimate.total > state + estimate.activations
+
+
+def test_what_does_not_fit_is_refused_with_the_terms(tiny_recipe, monkeypatch):
+    cpu = torch.device("cpu")
+    need = refuse_what_does_not_fit(tiny_recipe(), cpu).total
+    monkeypatch.setattr(memory, "available_bytes", lambda device: need)
+    refuse_what_does_not_fit(tiny_recipe(), cpu)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: need - 1)
+    with pytest.raises(InputError, match=r"weights 0\.\d+, gradients .* micro_batch_windows"):
+        refuse_what_does_not_fit(tiny_recipe(), cpu)
