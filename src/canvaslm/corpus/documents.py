@@ -13,26 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field
 
 from canvaslm.corpus.fetch import InputFile, Inputs, hash_file
+from canvaslm.corpus.parquet import open_parquet, schema_of
 from canvaslm.corpus.records import Record, read_records
 from canvaslm.errors import InputError
 from canvaslm.params import Params
 from canvaslm.reporting.progress import Track
 
 SPLITS = ("train", "val")
-_SCHEMA = pa.schema(
-    [
-        ("doc_id", pa.int64()),
-        ("source", pa.string()),
-        ("text", pa.string()),
-        ("n_bytes", pa.int64()),
-        ("sha256", pa.string()),
-    ]
-)
+_COLUMNS = {
+    "doc_id": "int64",
+    "source": "string",
+    "text": "string",
+    "n_bytes": "int64",
+    "sha256": "string",
+}
 _ROW_GROUP_BYTES = 16 << 20
 _READ_ROWS = 256
 # Characters with no width that str.strip does not take away.
@@ -99,16 +96,8 @@ def read_texts(path: Path, *, track: Track) -> Iterator[str]:
     Raises:
         InputError: the split cannot be read.
     """
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            path,
-            expected="a split's documents",
-            got=str(error).splitlines()[0],
-            fix="run stages/collect_documents.py",
-        ) from None
-    with file:
+    fix = "run stages/collect_documents.py"
+    with open_parquet(path, str(path), "a split's documents", fix) as file:
         batches = file.iter_batches(batch_size=_READ_ROWS, columns=["text"])
         texts = (value.as_py() for batch in batches for value in batch.column("text"))
         yield from track(texts, total=file.metadata.num_rows, label="documents")
@@ -202,7 +191,10 @@ class _Writer:
         self._bytes = 0
 
     def __enter__(self) -> "_Writer":
-        self._file = pq.ParquetWriter(self._aside, _SCHEMA, compression="zstd")
+        from pyarrow.parquet import ParquetWriter
+
+        self._schema = schema_of(_COLUMNS)
+        self._file = ParquetWriter(self._aside, self._schema, compression="zstd")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -222,6 +214,8 @@ class _Writer:
         self._aside.replace(self._path)
 
     def _flush(self) -> None:
+        from pyarrow import Table
+
         if self._rows:
-            self._file.write_table(pa.Table.from_pylist(self._rows, schema=_SCHEMA))
+            self._file.write_table(Table.from_pylist(self._rows, schema=self._schema))
         self._rows, self._bytes = [], 0

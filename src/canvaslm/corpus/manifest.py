@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from canvaslm.corpus.documents import SPLITS
+from canvaslm.corpus.parquet import open_parquet
 from canvaslm.errors import InputError
 
 FORMAT_VERSION = 1
@@ -123,16 +122,12 @@ def read_places(shards_dir: Path, split: str) -> dict[str, np.ndarray]:
     Raises:
         InputError: the table cannot be read.
     """
-    try:
-        table = pq.read_table(shards_dir / PLACES, filters=[("split", "=", split)])
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            shards_dir / PLACES,
-            expected="the table of documents",
-            got=str(error).splitlines()[0],
-            fix="run stages/pack_shards.py again",
-        ) from None
-    return {name: table[name].to_numpy() for name in table.column_names if name != "split"}
+    path = shards_dir / PLACES
+    fix = "run stages/pack_shards.py again"
+    with open_parquet(path, str(path), "the table of documents", fix) as file:
+        table = file.read()
+    here = np.array(table["split"]) == split
+    return {name: np.array(table[name])[here] for name in table.column_names if name != "split"}
 
 
 def read_token_bytes(shards_dir: Path) -> np.ndarray:

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from canvaslm.corpus.parquet import read_strings
 from canvaslm.errors import InputError
 
-_BATCH_ROWS = 1024
 _BOM = b"\xef\xbb\xbf"
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstandard", b"PAR1": "parquet"}
 
@@ -143,70 +140,10 @@ def _field_of(record: dict[str, Any], place: str, field: str) -> object:
 
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Record]:
-    """The rows of a string column in file order, across row groups."""
-    try:
-        with pq.ParquetFile(path) as file:
-            keys = _column_keys(file.schema_arrow, name, field)
-            number = 0
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[keys[0]]):
-                for value in _as_bytes(batch.column(keys[0]), keys[1:]):
-                    place = f"{name}:row {number}"
-                    text = None if value is None else _decode(value, place)
-                    yield Record(place=place, text=text)
-                    number += 1
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            name,
-            expected="a Parquet file",
-            got=f"unreadable: {str(error).splitlines()[0]}",
-            fix="write it again",
-        ) from None
-
-
-def _column_keys(schema: pa.Schema, name: str, field: str) -> list[str]:
-    """The column, and the keys inside it, that hold the text; its type must be a string."""
-    keys = [field] if field in schema.names else field.split(".")
-    if keys[0] not in schema.names:
-        raise InputError(
-            name,
-            expected=f"a column {field!r}",
-            got=f"no column {field!r}; columns: {', '.join(sorted(schema.names)) or 'none'}",
-            fix="set fetch_corpus.text_field",
-        )
-    kind = schema.field(keys[0]).type
-    for key in keys[1:]:
-        if not pa.types.is_struct(kind) or kind.get_field_index(key) < 0:
-            raise InputError(
-                name,
-                expected=f"a column {field!r}",
-                got=f"no field {key!r} in type {kind}",
-                fix="set fetch_corpus.text_field",
-            )
-        kind = kind.field(key).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
-        raise InputError(
-            name,
-            expected="type string",
-            got=f"column {field!r} has type {kind}",
-            fix="set fetch_corpus.text_field to a column of strings",
-        )
-    return keys
-
-
-def _as_bytes(column: pa.Array, keys: list[str]) -> Iterator[bytes | None]:
-    """The values as bytes, since Arrow does not check that a string is UTF-8."""
-    for key in keys:
-        column = _field_values(column, key)
-    if isinstance(column, pa.DictionaryArray):
-        column = column.dictionary_decode()
-    return (value.as_py() for value in column.cast(pa.large_binary()))
-
-
-def _field_values(column: pa.StructArray, key: str) -> pa.Array:
-    """One field of a column of objects; null where the object itself is null."""
-    return column.flatten()[column.type.get_field_index(key)]
+    """The rows of a column of strings, each checked as text."""
+    for number, value in enumerate(read_strings(path, name, field)):
+        place = f"{name}:row {number}"
+        yield Record(place=place, text=None if value is None else _decode(value, place))
 
 
 def _decode(content: bytes, place: str) -> str:

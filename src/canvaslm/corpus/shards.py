@@ -13,11 +13,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field
 
 from canvaslm.corpus.documents import SPLITS
@@ -31,23 +29,25 @@ from canvaslm.corpus.manifest import (
     Shard,
     read_manifest,
 )
+from canvaslm.corpus.parquet import open_parquet, schema_of
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
 from canvaslm.params import Params
 from canvaslm.reporting.files import write_bytes, write_json
 from canvaslm.reporting.progress import Track
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 _BATCH_DOCUMENTS = 256
-_PLACE_SCHEMA = pa.schema(
-    [
-        ("doc_id", pa.int64()),
-        ("split", pa.string()),
-        ("shard", pa.int64()),
-        ("first_token", pa.int64()),
-        ("n_tokens", pa.int64()),
-        ("n_bytes", pa.int64()),
-    ]
-)
+_PLACE_COLUMNS = {
+    "doc_id": "int64",
+    "split": "string",
+    "shard": "int64",
+    "first_token": "int64",
+    "n_tokens": "int64",
+    "n_bytes": "int64",
+}
 
 
 class PackParams(Params):
@@ -106,16 +106,8 @@ def _encode(
     path: Path, tokenizer: Tokenizer, params: PackParams, track: Track
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Each document's row and ids, in the order of the file."""
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            path,
-            expected="a split's documents",
-            got=str(error).splitlines()[0],
-            fix="run stages/collect_documents.py",
-        ) from None
-    with file:
+    fix = "run stages/collect_documents.py"
+    with open_parquet(path, str(path), "a split's documents", fix) as file:
         if file.metadata.num_rows == 0:
             raise InputError(
                 path,
@@ -128,7 +120,7 @@ def _encode(
 
 
 def _encoded_rows(
-    file: pq.ParquetFile, tokenizer: Tokenizer, n_threads: int
+    file: "pq.ParquetFile", tokenizer: Tokenizer, n_threads: int
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     for batch in file.iter_batches(batch_size=_BATCH_DOCUMENTS):
         rows = batch.to_pylist()
@@ -203,8 +195,12 @@ def _text_bytes_by_id(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _to_parquet(places: list[dict[str, Any]]) -> bytes:
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(places, schema=_PLACE_SCHEMA), buffer, compression="zstd")
+    table = Table.from_pylist(places, schema=schema_of(_PLACE_COLUMNS))
+    write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 
