@@ -15,6 +15,7 @@ def fingerprint_code(
     from canvaslm.params import read_yaml
     from canvaslm.reporting.files import write_json
 
+    # DVC takes no dvc.yaml for a dep; a stage that is new there has a new file in stages/.
     for name in read_yaml(root / "dvc.yaml")["stages"]:
         write_json(out / f"{name}.json", fingerprint(root / "stages" / f"{name}.py", root))
 
