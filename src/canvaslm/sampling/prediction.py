@@ -85,17 +85,14 @@ def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
     Args:
         probabilities: (..., V) float64, summing to 1 up to rounding.
-        uniforms: (...) float64 in [0, 1).
+        uniforms: (...) float64 in [0, 1), multiples of 2^-53 as NumPy draws them.
 
     Returns:
         ids (...) int64 in 0..V-1.
     """
     cumulated = probabilities.cumsum(-1)
-    total = cumulated[..., -1:]
-    # Rounding may carry u·total up to total itself, beyond the last id; stay just below it.
-    level = torch.minimum(
-        uniforms[..., None] * total, torch.nextafter(total, torch.zeros_like(total))
-    )
+    # The largest uniform number is 1 − 2^-53; times any total it rounds to less than the total.
+    level = uniforms[..., None] * cumulated[..., -1:]
     drawn = torch.searchsorted(cumulated, level, right=True).squeeze(-1)
     return drawn.clamp_(max=probabilities.shape[-1] - 1)
 
