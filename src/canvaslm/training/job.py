@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canvaslm.corpus.shards import Manifest, read_manifest
 from canvaslm.corpus.windows import Windows
 from canvaslm.errors import InputError
 from canvaslm.objective.denoising import Denoising
@@ -35,7 +34,8 @@ def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
     Raises:
         InputError: the shards are incomplete, are of another vocabulary, or hold no whole window.
     """
-    manifest = read_manifest(shards)
+    windows = Windows(shards, "train", recipe.layout.window_tokens)
+    manifest = windows.manifest
     if manifest.vocab_size != recipe.layout.vocab_size:
         raise InputError(
             shards / "manifest.json",
@@ -43,7 +43,6 @@ def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
             got=str(manifest.vocab_size),
             fix="run stages/pack_shards.py again",
         )
-    windows = Windows(shards, "train", recipe.layout.window_tokens)
     identity = run_identity(
         recipe,
         manifest_sha256=manifest.sha256,
@@ -51,15 +50,15 @@ def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
         eot_id=manifest.eot_id,
         code_digest=code_digest,
     )
-    objective = _make_objective(recipe, manifest)
+    objective = _make_objective(recipe, manifest.eot_id)
     return Job(recipe=recipe, objective=objective, windows=windows, identity=identity)
 
 
-def _make_objective(recipe: Recipe, manifest: Manifest) -> Objective:
+def _make_objective(recipe: Recipe, eot_id: int) -> Objective:
     if recipe.diffusion is None:
         return NextToken(
             layout=recipe.layout,
-            eot_id=manifest.eot_id,
+            eot_id=eot_id,
             vocab_chunk=recipe.pretrain.vocab_chunk,
         )
     objective = Denoising(

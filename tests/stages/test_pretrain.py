@@ -1,0 +1,138 @@
+"""Does the stage train from the command line, survive kill -9, and say what is wrong?"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from canvaslm.params import read_yaml
+
+ROOT = Path(__file__).parents[2]
+PRETRAIN = {
+    "steps": 4,
+    "windows_per_step": 4,
+    "micro_batch_windows": 2,
+    "warmup_steps": 1,
+    "decay_steps": 1,
+    "device": "cpu",
+    "vocab_chunk": 280,
+    "log_every": 2,
+    "save_every": 2,
+}
+OUTS = (
+    "checkpoints/OBJECTIVE/model.safetensors",
+    "checkpoints/OBJECTIVE/optimizer.safetensors",
+    "checkpoints/OBJECTIVE/state.json",
+    "reports/pretrain/OBJECTIVE/loss.csv",
+    "reports/pretrain/OBJECTIVE/metrics.json",
+)
+
+
+def _lay(place: Path, decodable: dict[str, Path], **changes: Any) -> Path:
+    """A working directory with shards where the stage's defaults look for them."""
+    place.mkdir()
+    (place / "data").mkdir()
+    (place / "data" / "shards").symlink_to(decodable["shards"])
+    values = read_yaml(decodable["params"])
+    values["pretrain"] |= PRETRAIN | changes
+    with (place / "params.yaml").open("w") as file:
+        YAML().dump(values, file)
+    return place
+
+
+def _start(place: Path, objective: str, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            str(ROOT / "stages" / "pretrain.py"),
+            f"--objective={objective}",
+            *options,
+        ],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DVC_ROOT": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(place: Path, objective: str, *options: str) -> tuple[int, str, str]:
+    process = _start(place, objective, *options)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def _outs(place: Path, objective: str) -> dict[str, bytes]:
+    names = [name.replace("OBJECTIVE", objective) for name in OUTS]
+    return {name: (place / name).read_bytes() for name in names}
+
+
+def test_a_stage_writes_its_outs_and_a_rerun_only_copies_them(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    place = _lay(tmp_path / "run", decodable)
+    status, out, err = _run(place, "autoregressive")
+    assert (status, out) == (0, ""), err
+    first = _outs(place, "autoregressive")
+    assert (place / "reports/pretrain/autoregressive/timing.csv").is_file()
+    status, _, err = _run(place, "autoregressive")
+    assert status == 0, err
+    assert "only its results are copied out" in err
+    assert _outs(place, "autoregressive") == first
+
+
+def test_a_dry_run_says_what_it_did_and_leaves_nothing(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    place = _lay(tmp_path / "run", decodable)
+    status, out, err = _run(place, "diffusion", "--dry-run")
+    assert status == 0, err
+    assert "2 steps trained, saved and loaded" in out
+    assert sorted(path.name for path in place.iterdir()) == ["data", "params.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "told"),
+    [
+        ({"micro_batch_windows": 8}, 2, "micro_batch_windows (8) at most windows_per_step (4)"),
+        ({"learning_rate": 1e30, "max_consecutive_bad_steps": 2}, 1, "changed nothing"),
+    ],
+)
+def test_what_cannot_go_on_ends_in_one_line(
+    decodable: dict[str, Path], tmp_path: Path, changes: dict[str, Any], status: int, told: str
+) -> None:
+    place = _lay(tmp_path / "run", decodable, steps=9, save_every=9, **changes)
+    found, _, err = _run(place, "autoregressive")
+    assert found == status, err
+    assert told in err.strip().splitlines()[-1]
+    assert "Traceback" not in err
+    assert not (place / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_bytes_of_a_straight_one(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    """kill -9 right after the first checkpoint, wherever the loop then is (BR-41, 47, 75)."""
+    plan = {"steps": 120, "save_every": 20}
+    straight = _lay(tmp_path / "straight", decodable, **plan)
+    assert _run(straight, "diffusion")[0] == 0
+    torn = _lay(tmp_path / "torn", decodable, **plan)
+    process = _start(torn, "diffusion")
+    until = time.monotonic() + 100
+    while not list((torn / ".work").rglob("step_*")) and time.monotonic() < until:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (torn / "checkpoints").exists(), "killed too late to prove anything"
+    status, _, err = _run(torn, "diffusion")
+    assert status == 0, err
+    assert "resumed at step" in err
+    assert _outs(torn, "diffusion") == _outs(straight, "diffusion")
