@@ -7,6 +7,7 @@ import pytest
 from canvaslm.evaluation.sample_quality import judge_samples
 from canvaslm.evaluation.speedup import (
     Decoder,
+    SpeedupRow,
     Task,
     build_decoders,
     count_rows,
@@ -76,6 +77,14 @@ def decoders(networks: tuple[Backbone, Backbone]) -> dict[str, Decoder]:
     return build_decoders(*networks, PARAMS, eot_id=None, bos_id=EOT)
 
 
+Counted = tuple[dict[str, SpeedupRow], dict[str, list[Generated]]]
+
+
+@pytest.fixture(scope="module")
+def counted(decoders: dict[str, Decoder]) -> Counted:
+    return count_rows(decoders, TASK, track=untracked)
+
+
 class Parrot:
     """Answers with what it is told; sends nothing through its network."""
 
@@ -101,8 +110,8 @@ class Parrot:
         ]
 
 
-def test_rows_are_counted_alike(decoders: dict[str, Decoder]) -> None:
-    rows, samples = count_rows(decoders, TASK, track=untracked)
+def test_rows_are_counted_alike(counted: Counted) -> None:
+    rows, samples = counted
     assert list(rows) == ["fixed_16", "fixed_32", "adaptive_32", "autoregressive"]
     # Two canvases of 4: 1 + canvases·(steps + 1) forwards for each of three prompts.
     for name, steps in (("fixed_16", 16), ("fixed_32", 32)):
@@ -122,11 +131,10 @@ def test_rows_are_counted_alike(decoders: dict[str, Decoder]) -> None:
 
 # BR-69
 def test_tokens_after_the_end_of_text_count_for_nobody(
-    networks: tuple[Backbone, Backbone], decoders: dict[str, Decoder]
+    networks: tuple[Backbone, Backbone], counted: Counted
 ) -> None:
-    some = {name: decoders[name] for name in ("fixed_16", "autoregressive")}
-    _, samples = count_rows(some, TASK, track=untracked)
-    for name, made in samples.items():
+    for name in ("fixed_16", "autoregressive"):
+        made = counted[1][name]
         end = made[0].ids[5]
         ending = build_decoders(*networks, PARAMS, eot_id=end, bos_id=EOT)
         rows, cut = count_rows({name: ending[name]}, TASK, track=untracked)
