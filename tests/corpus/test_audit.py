@@ -176,6 +176,18 @@ def test_wrong_id_closes_the_gate_with_its_offset(
     assert [str(fault) for fault in audit(folder, tokenizer).faults] == [message]
 
 
+def test_end_of_text_in_another_place_closes_the_gate(scripted_shards: tuple[Path, Any]) -> None:
+    folder, tokenizer = scripted_shards
+
+    def move(ids: np.ndarray) -> None:
+        ids[[8, 9]] = ids[[9, 8]]
+
+    rewrite(folder, SHARD, move)
+    assert [str(fault) for fault in audit(folder, tokenizer).faults] == [
+        f"{SHARD} at token 8: an end of text where the table has none, or none where it has one"
+    ]
+
+
 def test_document_whose_tokens_are_not_its_bytes_closes_the_gate(
     pack: Pack, tokenizer: Tokenizer
 ) -> None:

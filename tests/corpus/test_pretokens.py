@@ -28,18 +28,16 @@ def spans_of_parts(text: str) -> Iterator[tuple[int, int]]:
         start += len(part)
 
 
-@pytest.fixture
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut so often that short texts meet every case."""
+@pytest.mark.parametrize("long_run", [2, 3, 1000])
+def test_cutting_never_moves_an_edge_between_pretokens(
+    monkeypatch: pytest.MonkeyPatch, long_run: int
+) -> None:
+    """With parts so short that short texts meet every case."""
     monkeypatch.setattr(pretokens, "_CUT_CHARS", 3)
-    monkeypatch.setattr(
-        pretokens, "_LONG_BLANKS", pretokens.re.compile(f"[{pretokens._BLANK}]{{2,}}")
-    )
+    long_blanks = pretokens.re.compile(f"[{pretokens._BLANK}]{{{long_run},}}")
+    monkeypatch.setattr(pretokens, "_LONG_BLANKS", long_blanks)
 
-
-@pytest.mark.usefixtures("_small_parts")
-def test_cutting_never_moves_an_edge_between_pretokens() -> None:
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(st.lists(LETTERS, max_size=30).map("".join))
     def holds(text: str) -> None:
         assert list(spans_of_parts(text)) == spans(text)

@@ -136,7 +136,7 @@ def test_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl.gz", content)) == ["a", "b"]
 
 
-WHOLE = gzip.compress(b'{"text": "a"}\n' * 50)
+WHOLE = gzip.compress(b'{"text": "a"}\n' * 50, mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,7 @@ WHOLE = gzip.compress(b'{"text": "a"}\n' * 50)
     [
         (WHOLE[:-12], "damaged gzip"),
         (WHOLE[:-8] + b"\0\0\0\0" + WHOLE[-4:], "damaged gzip: CRC check failed"),
+        (WHOLE[:10] + b"\xff" * 8 + WHOLE[18:], "damaged gzip: Error -3"),
         (WHOLE + b"garbage", "damaged gzip"),
         (b'{"text": "a"}\n', "expected gzip, as the suffix says"),
         (b"", "an empty file"),

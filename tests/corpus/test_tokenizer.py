@@ -169,6 +169,19 @@ def test_own_tokenizer_gives_the_ids_it_always_gave(tokenizer_json: bytes, tmp_p
     assert own.eot_id not in own.encode(f"<pad>{EOT}")
 
 
+def test_own_tokenizer_in_the_older_spelling_is_read_too(
+    tokenizer: Tokenizer, tokenizer_json: bytes, tmp_path: Path
+) -> None:
+    parsed = json.loads(tokenizer_json)
+    parsed["model"]["merges"] = [" ".join(pair) for pair in parsed["model"]["merges"]]
+    parsed["model"]["vocab"][EOT] = 399  # GPT-2's file has its special token in both places
+    del parsed["pre_tokenizer"]["use_regex"]
+    (tmp_path / "own.json").write_text(json.dumps(parsed))
+    own = Tokenizer(adopted(tmp_path / "own.json", 400), "own")
+    assert own.token_bytes == tokenizer.token_bytes
+    assert own.encode(HOSTILE[12]).tolist() == tokenizer.encode(HOSTILE[12]).tolist()
+
+
 def test_own_tokenizer_without_the_end_of_text_is_refused(
     tokenizer_json: bytes, tmp_path: Path
 ) -> None:

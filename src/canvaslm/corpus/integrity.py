@@ -116,7 +116,9 @@ def _check_ids(
     ends, expected = np.flatnonzero(ids == manifest.eot_id), first + n_tokens - 1
     if not np.array_equal(ends, expected):
         odd = np.setxor1d(ends, expected)
-        return fault(odd[0], f"{len(ends)} ends of text for {shard.documents} documents")
+        count = f"{len(ends)} ends of text for {shard.documents} documents"
+        moved = "an end of text where the table has none, or none where it has one"
+        return fault(odd[0], moved if len(ends) == shard.documents else count)
     found = np.add.reduceat(token_bytes[ids], first)
     differing = np.flatnonzero(found != places["n_bytes"])
     if differing.size:
