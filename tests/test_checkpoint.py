@@ -171,10 +171,11 @@ load_model(Path(sys.argv[1]))
 
 def test_checkpoints_are_ordered_by_number(tmp_path, pair):
     """BR-42: 10000 is newer than 9000, also where names are of different lengths."""
-    for step in (10_000, 900, 9_000, 1_000, 100_000_000):
+    for step in (10_000, 900, 9_000, 100_000_000, 99_999_999, 1_000):
         save(tmp_path, pair, step=step)
     assert latest_complete(tmp_path) == tmp_path / "step_100000000"
-    shutil.rmtree(tmp_path / "step_100000000")
+    for name in ("step_100000000", "step_99999999"):
+        shutil.rmtree(tmp_path / name)
     assert latest_complete(tmp_path) == tmp_path / "step_00010000"
 
 
