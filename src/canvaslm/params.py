@@ -170,8 +170,12 @@ def _type_name(annotation: object) -> str:
 
 
 def _as_input_error(error: ValidationError, model: type[Params], where: str) -> InputError:
-    """Tell the first fault of a section as where, expected, got and what to do."""
-    fault = error.errors()[0]
+    """Tell one fault of a section as where, expected, got and what to do.
+
+    A misspelt key leaves another one missing; the misspelling is the fault to tell.
+    """
+    faults = error.errors()
+    fault = next((item for item in faults if item["type"] == "extra_forbidden"), faults[0])
     key = ".".join(str(part) for part in fault["loc"])
     place = f"{where}.{key}" if key else where
     if fault["type"] == "extra_forbidden":
