@@ -10,6 +10,8 @@ from typing import Any
 from canvaslm.errors import InputError
 from canvaslm.params import compose, read_yaml
 
+_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
 
 def composed_profile(name: str, configs: Path) -> str:
     """Compose the text of a params file: every key of the base, in its order, with its value.
@@ -55,6 +57,6 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         digits = f"{Decimal(repr(value)):f}"
         return digits if "." in digits else f"{digits}.0"
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]{3,}", value):
-        return json.dumps(value) if value.lower() in {"true", "false", "null"} else value
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value):
+        return json.dumps(value) if value.lower() in _WORDS_OF_YAML else value
     return json.dumps(value)

@@ -41,6 +41,7 @@ def test_a_profile_changes_only_values_and_keeps_every_key(tmp_path: Path, profi
             assert list(composed[section]) == list(values)
             assert composed[section] == values | overrides.get(section, {})
     assert composed["profile"] == profile
+    assert (tmp_path / "params.yaml").read_text().startswith(f"profile: {profile}\n")
 
 
 def test_the_production_profile_has_the_parameters_that_it_says(tmp_path: Path) -> None:
