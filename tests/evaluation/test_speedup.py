@@ -51,7 +51,6 @@ PARAMS = EvalSpeedupParams(
     short_new_tokens=4,
     rounds=2,
     warmup_rounds=1,
-    quota_threshold=1.0,
     entropy_bound=0.1,
     stop_entropy=0.005,
     stop_patience=1,

@@ -89,12 +89,13 @@ def test_watching_shows_the_text_grow_and_ends_with_what_is_printed(
     decodable: dict[str, Path],
 ) -> None:
     shown: list[Pieces] = []
+    params = load_section(decodable["params"], "generate", GenerateParams)
     continuation = continue_text(
         PROMPT,
         checkpoint=decodable["diffusion"],
         tokenizer=decodable["tokenizer"],
         new_tokens=8,
-        params=load_section(decodable["params"], "generate", GenerateParams),
+        params=params.model_copy(update={"acceptance": "quota"}),  # decides all by the last step
         show=shown.append,
     )
     assert len(shown) == 2 * 4

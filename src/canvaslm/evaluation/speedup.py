@@ -18,7 +18,7 @@ from canvaslm.measure import ForwardCounter, Timing, interleaved_seconds
 from canvaslm.model.backbone import Backbone
 from canvaslm.randomness import stream
 from canvaslm.reporting.progress import Track
-from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota
+from canvaslm.sampling.acceptance import EntropyBound
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler
@@ -133,10 +133,10 @@ def build_decoders(
         bos_id: the id before every window of the twin.
     """
 
-    def canvases(steps: int, acceptance: Acceptance, stopping: Stopping) -> CanvasSampler:
+    def canvases(steps: int, stopping: Stopping) -> CanvasSampler:
         return CanvasSampler(
             model=denoiser,
-            acceptance=acceptance,
+            acceptance=EntropyBound(bound=params.entropy_bound),
             stopping=stopping,
             denoise_steps=steps,
             start_temperature=params.start_temperature,
@@ -145,12 +145,11 @@ def build_decoders(
             vocab_chunk=params.vocab_chunk,
         )
 
-    quota = Quota(threshold=params.quota_threshold)
     sure = StableAndConfident(threshold=params.stop_entropy, patience=params.stop_patience)
     return {
-        "fixed_16": canvases(16, quota, Never()),
-        "fixed_32": canvases(32, quota, Never()),
-        "adaptive_32": canvases(32, EntropyBound(bound=params.entropy_bound), sure),
+        "fixed_16": canvases(16, Never()),
+        "fixed_32": canvases(32, Never()),
+        "adaptive_32": canvases(32, sure),
         "autoregressive": AutoregressiveSampler(
             model=twin,
             temperature=params.autoregressive_temperature,

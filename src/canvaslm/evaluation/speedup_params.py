@@ -21,10 +21,7 @@ class EvalSpeedupParams(Params):
     )
     rounds: int = Field(ge=1, description="timed rounds; each runs every decoder once")
     warmup_rounds: int = Field(ge=0, description="rounds before them that are not timed")
-    quota_threshold: float = Field(
-        ge=0, le=1, description="fixed rows: confidence above which a token is accepted early"
-    )
-    entropy_bound: float = Field(ge=0, description="adaptive row: joint entropy accepted, nats")
+    entropy_bound: float = Field(ge=0, description="joint entropy accepted in a step, nats")
     stop_entropy: float = Field(ge=0, description="adaptive row: mean entropy that stops, nats")
     stop_patience: int = Field(ge=0, description="adaptive row: extra repeats before it stops")
     start_temperature: float = Field(ge=0, description="temperature of a canvas's first step")
