@@ -1,4 +1,4 @@
-"""How many tokens a second does an optimiser step train, and how near is that to the machine's peak?
+"""How many tokens a second does a step train, and how near is that to the machine's peak?
 
 One step of each objective at the shape of ``params.yaml``, on random tokens, in turn with a large
 matrix product. The share of peak counts the arithmetic of the passes (both streams and the first

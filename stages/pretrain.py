@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from door import PARAMS, ROOT, main, track
+from door import PARAMS, ROOT, code_digest, main, track
 
 
 def pretrain(
@@ -26,7 +26,6 @@ def pretrain(
     ] = False,
 ) -> None:
     """Train one objective; a killed run goes on from its own state under .work/pretrain."""
-    from canvaslm import code_fingerprint
     from canvaslm.diffusion.schedule import DiffusionParams
     from canvaslm.layout import Layout
     from canvaslm.model.shape import ModelParams
@@ -41,7 +40,7 @@ def pretrain(
         diffusion=load_section(params, "diffusion", DiffusionParams),
         pretrain=load_section(params, "pretrain", plan.PretrainParams),
     )
-    code = code_fingerprint.fingerprint(ROOT / "stages" / "pretrain.py", ROOT)["digest"]
+    code = code_digest("pretrain")
     if dry_run:
         typer.echo(rehearsal.dry_run(recipe, shards=shards, code_digest=code))
         return

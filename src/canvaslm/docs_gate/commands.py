@@ -14,7 +14,21 @@ from canvaslm.docs_gate.pages import Block, Fault, Page
 from canvaslm.docs_gate.sources import Sources
 
 _SHELLS = {"sh", "shell", "console", "zsh"}
-_PLAIN = {"cat", "cd", "cp", "echo", "export", "git", "head", "ls", "mkdir", "nproc", "rm", "tail"}
+_PLAIN = {
+    "cat",
+    "cd",
+    "cp",
+    "echo",
+    "export",
+    "git",
+    "head",
+    "ls",
+    "mkdir",
+    "nproc",
+    "rm",
+    "source",
+    "tail",
+}
 _TOOLS = {"ruff", "pyright", "lint-imports", "pre-commit", "pip"}
 _SEPARATORS = {"&&", "||", ";", "|"}
 _OURS = ("stages/", "src/", "tests/", "bench/", "configs/", "docs/", "requirements/", ".ci/")
