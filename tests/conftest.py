@@ -5,7 +5,7 @@ import torch
 
 from canvaslm.layout import Layout
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # tiny work on two threads waits for itself
 
 
 @pytest.fixture
