@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from canvaslm.code_fingerprint import fingerprint
+from canvaslm.code_fingerprint import fingerprint, source_digests
 from canvaslm.errors import InputError
 
 FILES = {
@@ -148,3 +148,16 @@ def test_it_does_not_depend_on_where_the_repository_lies(house: Path, tmp_path: 
         tmp_path / "elsewhere" / "copy" / "stages" / "work.py", tmp_path / "elsewhere" / "copy"
     )
     assert json.dumps(moved, sort_keys=True) == json.dumps(of(house), sort_keys=True)
+
+
+def test_digests_of_all_sources_hold_code_and_no_comment(house: Path) -> None:
+    test_file = house / "tests/test_table.py"
+    test_file.parent.mkdir()
+    test_file.write_text("def test_it_stands():\n    pass\n")
+    before = source_digests(house)
+    assert set(before) == {name for name in FILES if name.endswith(".py")} | {"tests/test_table.py"}
+    test_file.write_text("# why\n" + test_file.read_text())
+    assert source_digests(house) == before
+    test_file.write_text(test_file.read_text().replace("stands", "holds"))
+    changed = {name for name, digest in source_digests(house).items() if digest != before[name]}
+    assert changed == {"tests/test_table.py"}
