@@ -39,6 +39,11 @@ from canvaslm.reporting.progress import Track
 from canvaslm.sampling.request import Generated
 
 _NOT_MEASURED = "not_measured"
+_REASONS = {
+    "pass": "no decoder repeats itself far more than held-out text does",
+    "fail": "a decoder repeats itself far more than held-out text does",
+    "not_measured": "samples were not judged",
+}
 _COUNTS = (
     "n_rows",
     "new_tokens",
@@ -238,13 +243,14 @@ def _write(out: Path, comparisons: list[_Comparison], setting: dict[str, Any]) -
         }
         for comparison in comparisons
     )
+    verdict = verdict_of(comparisons[0].rows)
     metrics = setting | {
         "rows": main,
         "short_rows": short,
         "held_out": _quality(comparisons[0].held_out),
         "short_held_out": _quality(comparisons[1].held_out),
-        "verdict": verdict_of(comparisons[0].rows),
-        "verdict_reason": "fails where samples repeat themselves far more than held-out text does",
+        "verdict": verdict,
+        "verdict_reason": _REASONS[verdict],
     }
     write_json(out / "metrics.json", metrics)
     columns = [key for key, value in main["autoregressive"].items() if not isinstance(value, dict)]

@@ -45,7 +45,8 @@ def draw_figures(
 
     Args:
         curves: the columns ``tokens``, ``flops`` and ``loss_nats`` of each objective.
-        bars: nats per token of each objective, with its standard error or None.
+        bars: nats per token of each objective, and of what they are held against, with its
+            standard error or None.
         times: what each diffusion time adds to the bound, from time 1 on.
     """
     drawings = {}
@@ -82,7 +83,7 @@ def _draw_bars(bars: Mapping[str, tuple[float, float | None]], *, name: str, y_l
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure, axes = _blank("", y_label)
         for place, (objective, (value, error)) in enumerate(bars.items()):
-            axes.bar(place, value, width=0.55, color=_SERIES[objective])
+            axes.bar(place, value, width=0.55, color=_SERIES.get(objective, _GRID))
             label, top = f"{value:.3f}", value
             if error is not None:
                 axes.errorbar(place, value, yerr=error, color=_INK, capsize=5, linewidth=1.4)

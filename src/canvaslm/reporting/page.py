@@ -274,6 +274,9 @@ def _bars(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
         score = _look_up(metrics, f"eval_loss_parity.{objective}") or {}
         if score.get(key) is not None:
             bars[objective] = (score[key], score.get("standard_error_nats"))
+    unigram = _look_up(metrics, "eval_loss_parity.unigram_entropy_nats")
+    if bars and unigram is not None:
+        bars["unigram entropy"] = (unigram, None)
     return bars
 
 
