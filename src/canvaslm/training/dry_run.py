@@ -33,7 +33,9 @@ def dry_run(recipe: Recipe, *, shards: Path, code_digest: str) -> str:
     except InputError as error:
         _build_without_bytes(recipe, parameters)
         estimate = estimate_memory(recipe, sliced_attention=False)
-        return f"{parameters:,} parameters, estimated peak {estimate}; not run here: {error}"
+        return (
+            f"{parameters:,} parameters, estimated peak {estimate} on a GPU; not run here: {error}"
+        )
     job = make_job(recipe, shards=shards, code_digest=code_digest)
     with tempfile.TemporaryDirectory() as place:
         n_steps = _train_save_load(job, device, Path(place))
