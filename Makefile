@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop
 SETUP := .venv/.ready
 
-.PHONY: help setup check test repro verdicts profile knobs measured bench clean
+.PHONY: help setup check test repro verdicts profile knobs measured bench clean forget
 
 help: ## show what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -47,6 +47,9 @@ bench: $(SETUP) ## measure the parts side by side, outside the pipeline
 	python bench/loss.py
 	python bench/step.py
 
-clean: ## remove caches and the run states of finished trainings; reports and data stay
-	rm -rf .work .pytest_cache .ruff_cache .import_linter_cache
+clean: ## remove caches; reports, data and the states of trainings stay
+	rm -rf .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+forget: $(SETUP) ## remove the states of trainings in .work that nobody holds
+	python stages/clear_runs.py

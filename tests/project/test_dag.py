@@ -18,6 +18,7 @@ from canvaslm.params import read_yaml
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {  # stages/ that no pipeline runs
     "door",
+    "clear_runs",
     "compose_profile",
     "generate",
     "list_knobs",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from canvaslm.errors import InputError
-from canvaslm.training.run_state import StepRecord, open_run
+from canvaslm.training.run_state import StepRecord, clear_runs, open_run
 
 
 def ran(step):
@@ -124,3 +124,13 @@ def test_what_a_killed_save_left_is_cleared(tmp_path):
     (leftover / "model.safetensors").write_bytes(b"half")
     with open_run(tmp_path, "run") as state:
         assert list(state.checkpoints.iterdir()) == []
+
+
+def test_runs_that_nobody_trains_are_cleared_and_a_live_one_is_kept(tmp_path):
+    with open_run(tmp_path, "ended") as state:
+        state.record(ran(0), seconds=1.0)
+    with open_run(tmp_path, "live"):
+        assert clear_runs(tmp_path) == [tmp_path / "ended"]
+        assert [path.name for path in tmp_path.iterdir()] == ["live"]
+    assert clear_runs(tmp_path) == [tmp_path / "live"]
+    assert clear_runs(tmp_path / "nothing") == []

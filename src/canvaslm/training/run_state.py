@@ -108,6 +108,27 @@ def open_run(work: Path, name: str) -> Iterator[RunState]:
             lock.truncate(0)
 
 
+def clear_runs(work: Path) -> list[Path]:
+    """Remove the folders of all runs under ``work`` that no live process trains.
+
+    A run that has ended can then not be copied out again without training, and one that was
+    killed cannot go on.
+
+    Returns:
+        The folders that were removed.
+    """
+    removed = []
+    for directory in sorted(path for path in work.glob("*") if path.is_dir()):
+        try:
+            with open_run(work, directory.name):
+                shutil.rmtree(directory)
+        except InputError as error:
+            _log.warning("kept: %s", error)
+        else:
+            removed.append(directory)
+    return removed
+
+
 class _Log:
     """A CSV file that grows by a line per step and can be cut back."""
 
