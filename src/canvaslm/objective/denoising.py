@@ -8,7 +8,6 @@ over all times, with clean context whatever the training context was (``docs/bou
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,17 +21,10 @@ from canvaslm.layout import Layout
 from canvaslm.loss import IGNORED, chunked_cross_entropy
 from canvaslm.measure import stream_flops
 from canvaslm.model.backbone import Backbone
+from canvaslm.model.kv_cache import Encoded
 from canvaslm.model.shape import ModelParams
 from canvaslm.objective.targets import LossSum
 from canvaslm.randomness import stream
-
-
-class _Pass(Protocol):
-    """One pass over the noisy stream for some rows, with or without a guess."""
-
-    def __call__(
-        self, rows: Tensor | None, guess: Tensor | None, has_guess: Tensor | None
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,33 +180,33 @@ class Denoising:
         self, model: Backbone, windows: Tensor, noisy: Noisy, numbers: np.ndarray
     ) -> Tensor:
         """Final hidden states (B, T, D): a first pass gives some rows a guess, a second all."""
-        run = self._pass(model, windows, noisy)
+        clean = model.encode(windows) if self.diffusion.context == "clean" else None
         has_guess = self._draw_guess_rows(model.params, numbers).to(windows.device)
         if not bool(has_guess.any()):
-            return run(None, None, None)
+            return self._noisy_pass(model, noisy, clean, guess=None, has_guess=None)
         rows = has_guess.nonzero().squeeze(1)
+        some = Noisy(ids=noisy.ids[rows], times=noisy.times[rows])
         with torch.no_grad():
-            part = model.soft_embedding(run(rows, None, None), vocab_chunk=self.vocab_chunk)
+            context = None if clean is None else clean.rows(rows)
+            hidden = self._noisy_pass(model, some, context, guess=None, has_guess=None)
+            part = model.soft_embedding(hidden, vocab_chunk=self.vocab_chunk)
         guess = part.new_zeros(len(windows), *part.shape[1:]).index_copy(0, rows, part)
-        return run(None, guess, has_guess)
+        return self._noisy_pass(model, noisy, clean, guess=guess, has_guess=has_guess)
 
-    def _pass(self, model: Backbone, windows: Tensor, noisy: Noisy) -> _Pass:
-        """The noisy stream's forward, its context already made."""
+    def _noisy_pass(
+        self,
+        model: Backbone,
+        noisy: Noisy,
+        clean: Encoded | None,
+        *,
+        guess: Tensor | None,
+        has_guess: Tensor | None,
+    ) -> Tensor:
+        """One forward of the noisy stream, against the clean stream where there is one."""
         times = noisy.times / self.diffusion.train_times
-        clean = model.encode(windows) if self.diffusion.context == "clean" else None
-
-        def run(rows: Tensor | None, guess: Tensor | None, has_guess: Tensor | None) -> Tensor:
-            ids_at, times_at = (
-                (noisy.ids, times) if rows is None else (noisy.ids[rows], times[rows])
-            )
-            if clean is None:
-                return model.denoise_one_stream(ids_at, times_at, guess=guess, has_guess=has_guess)
-            context = clean if rows is None else clean.rows(rows)
-            return model.denoise(
-                ids_at, times_at, context=context, guess=guess, has_guess=has_guess
-            )
-
-        return run
+        if clean is None:
+            return model.denoise_one_stream(noisy.ids, times, guess=guess, has_guess=has_guess)
+        return model.denoise(noisy.ids, times, context=clean, guess=guess, has_guess=has_guess)
 
     def _draw_guess_rows(self, params: ModelParams, numbers: np.ndarray) -> Tensor:
         """(B,) bool: which windows get a guess, drawn by window number."""
