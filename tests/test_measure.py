@@ -128,3 +128,17 @@ def test_flops_of_attention_count_the_keys_that_are_seen() -> None:
     # Scores q·k and the weighted sum: 2·E operations each, for each query, key, head and layer.
     pairs = sum(i + 1 for i in range(4096))
     assert attention(4096, (4096 + 1) / 2) == 24 * 16 * pairs * (2 * 64 + 2 * 64)
+
+
+# BR-68
+def test_each_round_includes_its_own_wait_and_not_that_of_the_piece_before() -> None:
+    slow = _SlowDevice(0.02)
+    timings = interleaved_seconds(
+        {"slow": slow.run, "idle": lambda: None},
+        device=CPU,
+        rounds=2,
+        warmup_rounds=1,
+        wait=slow.wait,
+    )
+    assert timings["slow"].fastest_s >= 0.02
+    assert timings["idle"].slowest_s < 0.01

@@ -1,3 +1,5 @@
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +120,16 @@ def test_shards_cannot_be_written_through_windows(pack: Pack, scripted: Scripted
     before = (folder / manifest.splits["train"][0].file).read_bytes()
     Windows(folder, "train", 5).gather(np.arange(4))[:] = 7
     assert (folder / manifest.splits["train"][0].file).read_bytes() == before
+
+
+def test_shard_of_fifty_million_tokens_holds_12207_windows_and_a_tail_of_128(
+    pack: Pack, scripted: Scripted
+) -> None:
+    folder, manifest = pack({"train": [numbers(1, 20)], "val": [numbers(1, 9)]}, scripted(50))
+    os.truncate(folder / manifest.splits["train"][0].file, 2 * 50_000_000)  # a hole on the disk
+    record = json.loads((folder / "manifest.json").read_text())
+    record["splits"]["train"][0]["tokens"] = 50_000_000
+    (folder / "manifest.json").write_text(json.dumps(record))
+    windows = Windows(folder, "train", 4096)
+    assert (len(windows), windows.tail_tokens) == (12_207, 128)
+    assert windows.place_of(12_206) == (0, 12_206 * 4096)

@@ -211,3 +211,16 @@ def test_no_tensor_grows_with_the_square_of_the_window(clean_mask: str, tiny_par
         ) + model.denoise_one_stream(ids, torch.ones(1, 8), guess=None, has_guess=None)
         hidden.sum().backward()
     assert largest.elements < layout.window_tokens**2 / 8
+
+
+# BR-31
+def test_weights_of_the_product_fall_on_two_four_and_six_keys() -> None:
+    """L = 6 in canvases of two: equal scores leave a weight on each key that is seen."""
+    q, k = torch.zeros(2, 1, 1, 6, 12, dtype=torch.float64)
+    noisy_v = torch.eye(6, 12, dtype=torch.float64)[None, None]
+    clean_v = noisy_v.roll(6, -1)
+    one_stream = block_causal_attention(q, k, noisy_v, canvas_tokens=2)[0, 0] > 0
+    assert one_stream.sum(1).tolist() == [2, 2, 4, 4, 6, 6]
+    two_streams = canvas_attention(q, k, noisy_v, k, clean_v, canvas_tokens=2, start=0)[0, 0] > 0
+    assert two_streams.sum(1).tolist() == [2, 2, 4, 4, 6, 6]
+    assert two_streams[:, 6:].sum(1).tolist() == [0, 0, 2, 2, 4, 4]  # clean: strictly before

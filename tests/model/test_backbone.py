@@ -276,3 +276,62 @@ def test_padding_the_table_changes_no_initial_weight(tiny_params, tiny_layout) -
     initialise(plain, 1)
     initialise(padded, 1)
     assert torch.equal(plain.head_weight, padded.head_weight)
+
+
+# BR-30
+@pytest.mark.parametrize("clean_mask", ["causal", "block"])
+def test_only_a_token_that_a_position_sees_moves_its_logits(
+    clean_mask: str, build_model, batch
+) -> None:
+    model = build_model(clean_mask=clean_mask)
+    L, V = 4, model.layout.vocab_size
+    clean, noisy, times = batch.clean[:1, :12], batch.noisy[:1, :12], batch.times[:1, :3]
+
+    def two_streams(noisy_ids: Tensor, clean_ids: Tensor) -> Tensor:
+        context = model.encode(clean_ids)
+        return model.denoise(noisy_ids, times, context=context, guess=None, has_guess=None)
+
+    def one_stream(ids: Tensor) -> Tensor:
+        return model.denoise_one_stream(ids, times, guess=None, has_guess=None)
+
+    canvas = torch.arange(12) // L
+    seen_clean = causal(12, 12) if clean_mask == "causal" else block_causal_mask(12, 12, L)
+    paths = {
+        "clean stream": (lambda ids: model.encode(ids).hidden, seen_clean),
+        "one stream": (one_stream, block_causal_mask(12, 12, L)),
+        "own noisy canvas": (
+            lambda ids: two_streams(ids, clean),
+            canvas[:, None] == canvas[None],
+        ),
+        "earlier clean canvases": (
+            lambda ids: two_streams(noisy, ids),
+            canvas[:, None] > canvas[None],
+        ),
+    }
+    with torch.no_grad():
+        for name, (run, seen) in paths.items():
+            before = model.logits(run(clean))[0]
+            for key in range(12):
+                changed = clean.clone()
+                changed[0, key] = (changed[0, key] + 1) % V
+                after = model.logits(run(changed))[0]
+                moved = [not torch.equal(*rows) for rows in zip(before, after, strict=True)]
+                assert moved == seen[:, key].tolist(), (name, key)
+
+
+def test_canvas_behind_a_clean_prefix_is_the_same_in_one_stream_and_in_two(
+    build_model, batch
+) -> None:
+    """A network trained with `prefix` or `noisy` may be decoded over clean context."""
+    model = build_model(clean_mask="block")
+    L = model.layout.canvas_tokens
+    times = torch.full_like(batch.times, 0.5)
+    two = model.denoise(
+        batch.noisy, times, context=model.encode(batch.clean), guess=None, has_guess=None
+    )
+    for b in range(model.layout.canvases_per_window):
+        own = slice(b * L, (b + 1) * L)
+        ids, prefix_times = batch.clean.clone(), torch.zeros_like(times)
+        ids[:, own], prefix_times[:, b] = batch.noisy[:, own], 0.5
+        one = model.denoise_one_stream(ids, prefix_times, guess=None, has_guess=None)
+        assert (one[:, own] - two[:, own]).abs().max() < 1e-12

@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 
+from canvaslm.device import autocast
+from canvaslm.model.kv_cache import KVCache
 from canvaslm.model.layers import FeedForward, RMSNorm, Rotation, TimeEmbedding
 from canvaslm.model.shape import ModelParams
 
@@ -79,3 +81,21 @@ def test_neighbouring_times_have_different_features(tiny_params: ModelParams) ->
     embedded = layer(torch.arange(65, dtype=torch.float64)[None] / 64)[0]
     distances = torch.cdist(embedded, embedded) + torch.eye(65) * 9
     assert distances.min() > 1e-3
+
+
+# BR-33
+def test_rotary_tables_stay_exact_under_autocast_and_behind_a_cache(build_model) -> None:
+    model = build_model().float()
+    seen: list[Rotation] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+    with autocast(torch.device("cpu"), "bfloat16"):
+        model.encode(torch.zeros(1, 258, dtype=torch.int64))
+        cache = KVCache.for_model(model, 1, 258)
+        model.encode(torch.zeros(1, 256, dtype=torch.int64), cache=cache)
+        model.encode(torch.zeros(1, 2, dtype=torch.int64), cache=cache)
+    truth = true_angles(model.params, 258)
+    for tables, first in ((seen[0], 0), (seen[2], 256)):
+        assert tables.cos.dtype == torch.float32
+        assert (tables.cos - truth[first:].cos()).abs().max() < 1e-4
+        assert (tables.sin - truth[first:].sin()).abs().max() < 1e-4
+    assert not torch.equal(seen[2].cos[0], seen[2].cos[1])

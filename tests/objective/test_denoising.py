@@ -1,5 +1,7 @@
 """The denoising objective: noise by window number, contexts, self-conditioning, the bound."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
 from canvaslm.objective.denoising import Denoising
+from oracles import all_sequences, copy_chain, kept_share, token_posteriors
 
 
 def tiny_params(**changes: object) -> ModelParams:
@@ -191,3 +194,72 @@ def test_flops_count_the_clean_stream_and_the_first_pass(tiny_layout: Layout) ->
     with_guess = denoising(tiny_layout, share=1.0).flops_per_window(params)
     assert 1.5 * one_stream < two_streams < 2.0 * one_stream
     assert two_streams + one_stream / 3 < with_guess < two_streams + one_stream
+
+
+@pytest.mark.parametrize(("context", "clean_mask"), CONTEXTS)
+def test_guess_is_the_embedded_posterior_of_the_same_noisy_tokens(
+    tiny_layout: Layout, context: Context, clean_mask: str
+) -> None:
+    model = tiny_model(tiny_layout, clean_mask=clean_mask)
+    windows, numbers = windows_of(tiny_layout, 12), np.arange(12)
+    shown: list[tuple[Tensor, Tensor]] = []
+    assert model.self_conditioning is not None
+    model.self_conditioning.register_forward_pre_hook(lambda _, given: shown.append(given))
+    denoising(tiny_layout, context=context).loss(model, windows, numbers)
+    [(guess, has_guess)] = shown
+    noisy = draw_corruption(
+        windows, numbers, layout=tiny_layout, n_times=4, context=context, seed=5
+    )
+    arguments = (noisy.ids, noisy.times / 4)
+    with torch.no_grad():
+        if context == "clean":
+            clean = model.encode(windows)
+            first = model.denoise(*arguments, context=clean, guess=None, has_guess=None)
+        else:
+            first = model.denoise_one_stream(*arguments, guess=None, has_guess=None)
+        expected = model.logits(first).softmax(-1) @ model.head_weight
+    assert 0 < int(has_guess.sum()) < 12
+    assert not guess.requires_grad
+    assert (guess - expected)[has_guess].abs().max() < 1e-12
+
+
+def test_half_of_the_windows_get_a_guess(tiny_layout: Layout) -> None:
+    model = tiny_model(tiny_layout)
+    shown: list[Tensor] = []
+    assert model.self_conditioning is not None
+    model.self_conditioning.register_forward_pre_hook(lambda _, given: shown.append(given[1]))
+    denoising(tiny_layout).loss(model, windows_of(tiny_layout, 1000), np.arange(1000))
+    assert abs(int(shown[0].sum()) - 500) < 4 * (1000 * 0.25) ** 0.5
+
+
+class ExactChain:
+    """Exact per-token posteriors of canvases of three letters, each a noisy copy of the last."""
+
+    def __init__(self, flip: float, n_times: int) -> None:
+        self.n_times = n_times
+        self.head_weight = torch.eye(3, dtype=torch.float64)
+        posteriors = [
+            token_posteriors(copy_chain(3, 3, flip), kept_share(t, n_times))[1]
+            for t in range(1, n_times + 1)
+        ]
+        self.table = torch.from_numpy(np.log(posteriors))  # (N, 27 noisy canvases, 3, V)
+
+    def encode(self, ids: Tensor) -> None:
+        """What stands in other canvases says nothing about one."""
+
+    def denoise(self, noisy: Tensor, times: Tensor, **_: object) -> Tensor:
+        canvases = noisy.unflatten(1, (-1, 3)) @ torch.tensor([9, 3, 1])  # (B, C)
+        t = (times * self.n_times).round().long()
+        return self.table[t - 1, canvases].flatten(1, 2)
+
+
+@pytest.mark.parametrize(("n_times", "nats"), [(4, 0.7759), (16, 0.6656)])
+def test_bound_of_the_copy_chain_is_its_value_in_expectation(n_times: int, nats: float) -> None:
+    layout = Layout(canvas_tokens=3, canvases_per_window=8, vocab_size=3)
+    rng = np.random.default_rng(2)
+    drawn = rng.choice(27, p=copy_chain(3, 3, 0.1).flatten(), size=(300, 8))
+    windows = torch.from_numpy(all_sequences(3, 3)[drawn].reshape(300, 24))
+    model: Any = ExactChain(0.1, n_times)
+    found = denoising(layout).bound_nats(model, windows, np.arange(300), n_times=n_times).mean(1)
+    assert abs(float(found.mean()) - nats) < 4 * float(found.std()) / 300**0.5
+    assert float(found.std()) / 300**0.5 < 0.02

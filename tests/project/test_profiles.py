@@ -10,6 +10,7 @@ from canvaslm.layout import Layout
 from canvaslm.model.shape import ModelParams, count_parameters
 from canvaslm.params import load_section, read_yaml
 from canvaslm.profiles import composed_profile
+from canvaslm.training.plan import PretrainParams
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = sorted(file.stem for file in (ROOT / "configs").glob("*.yaml") if file.stem != "base")
@@ -87,3 +88,10 @@ def test_a_value_is_read_back_as_it_was_whatever_it_looks_like(
     after = read_yaml(compose_into(tmp_path, "mine", tmp_path))
     assert after["room"] == before["room"] | {"other": 2}
     assert type(after["room"]["knob"]) is type(before["room"]["knob"])
+
+
+def test_the_production_run_reads_7995392000_tokens(tmp_path: Path) -> None:
+    file = compose_into(tmp_path, "gpu_343m")
+    layout = load_section(file, "layout", Layout)
+    plan = load_section(file, "pretrain", PretrainParams)
+    assert plan.steps * plan.windows_per_step * layout.window_tokens == 7_995_392_000

@@ -96,3 +96,20 @@ def test_without_a_number_the_text_goes_on_to_the_end_of_the_window(twin: Any) -
 def test_answer_beyond_the_window_is_refused(twin: Any) -> None:
     with pytest.raises(InputError, match="trained window of 16 tokens"):
         _sampler(twin).generate([[1] * 10], 7, [0])
+
+
+# BR-28
+def test_garbage_in_unused_cache_slots_reaches_no_token(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for filling in (0.0, math.nan):
+
+        def filled(*shape: Any, filling: float = filling, **kwargs: Any) -> Tensor:
+            return torch.full(shape[0], filling, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("canvaslm.model.kv_cache.torch.empty", filled)
+            results.append(_sampler(twin, eot_id=None).generate([[1, 2], [3], []], 9, [0, 1, 2]))
+    assert results[0] == results[1]
+    assert all(made.reason == "length" for made in results[0])

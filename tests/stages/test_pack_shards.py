@@ -1,7 +1,9 @@
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +83,29 @@ def test_help_comes_before_anything_heavy_is_imported() -> None:
     assert "lay their ids into shards" in result.stdout
     for heavy in ("numpy", "pyarrow", "tokenizers", "tiktoken", "pydantic", "torch"):
         assert f" {heavy}\n" not in result.stderr
+
+
+def test_order_in_which_files_are_found_reaches_no_shard(
+    corpus: Path, run_stage: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # BR-06
+    lines = (corpus / "texts/all.jsonl").read_text().splitlines(keepends=True)
+    (corpus / "texts/all.jsonl").unlink()
+    parts = {"a.jsonl": "".join(lines[:20]), "b.jsonl": "".join(lines[20:])}
+    walk, hashes = os.walk, []
+    for names in (["a.jsonl", "b.jsonl"], ["b.jsonl", "a.jsonl"]):
+        for name in names:
+            (corpus / "texts" / name).unlink(missing_ok=True)
+            (corpus / "texts" / name).write_text(parts[name])
+
+        def in_that_order(
+            top: Path, names: list[str] = names, **options: Any
+        ) -> Iterator[tuple[str, list[str], list[str]]]:
+            for folder, folders, files in walk(top, **options):
+                yield folder, folders, names if Path(folder).name == "texts" else files
+
+        monkeypatch.setattr(os, "walk", in_that_order)
+        for stage in CORPUS_STAGES[:4]:
+            assert run_stage(stage) == 0
+        hashes.append(read_manifest(corpus / "data/shards").sha256)
+    assert hashes[0] == hashes[1]

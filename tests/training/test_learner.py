@@ -196,3 +196,31 @@ def test_a_few_steps_on_the_same_windows_learn_them(tiny_recipe, windows):
     records = [learner.take_step(step, windows[:4], np.arange(4)) for step in range(40)]
     assert mean(records[0]) == pytest.approx(math.log(37), abs=0.1)
     assert mean(records[-1]) < 2.5
+
+
+class Emptied:
+    """An objective that gives some window numbers no target and a loss that is NaN."""
+
+    def __init__(self, inner, numbers):
+        self.inner = inner
+        self.numbers = numbers
+
+    def loss(self, model, windows, numbers):
+        loss = self.inner.loss(model, windows, numbers)
+        if not np.isin(numbers, self.numbers).any():
+            return loss
+        return LossSum(nats=loss.nats * math.nan, n_targets=0)
+
+    def flops_per_window(self, params):
+        return self.inner.flops_per_window(params)
+
+
+def test_step_with_an_empty_micro_batch_is_the_step_without_it(tiny_recipe, windows):
+    """BR-22a: loss, targets, gradient norm, gradients and update are bit-equal."""
+    recipe = tiny_recipe(windows_per_step=3, micro_batch_windows=1)
+    emptied = make_learner(recipe, lambda inner: Emptied(inner, [1]))
+    plain = make_learner(tiny_recipe(windows_per_step=2, micro_batch_windows=1))
+    found = emptied.take_step(0, windows[:3], np.arange(3))
+    expected = plain.take_step(0, windows[[0, 2]], np.array([0, 2]))
+    assert found == expected
+    assert_same_state(state_of(emptied), state_of(plain))

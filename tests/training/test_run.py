@@ -20,6 +20,7 @@ from canvaslm.training.identity import identity_name
 from canvaslm.training.job import Job, make_job
 from canvaslm.training.learner import Learner
 from canvaslm.training.loop import advance, start, window_numbers
+from canvaslm.training.plan import learning_rate
 from canvaslm.training.run import pretrain
 from canvaslm.training.run_state import open_run
 
@@ -334,3 +335,51 @@ def test_training_touches_no_global_generator(tiny_recipe, shards, tmp_path):
     np.random.default_rng().random()
     assert finish(job_of(tiny_recipe(), shards), tmp_path / "second") == first
     assert learner_room.initialise.__module__ == "canvaslm.model.backbone"
+
+
+@pytest.fixture
+def used_rates(monkeypatch):
+    """The learning rates of all groups at each update that an optimiser really makes."""
+    rates = []
+    step = torch.optim.AdamW.step
+
+    def spy(self, *arguments, **options):
+        rates.append([group["lr"] for group in self.param_groups])
+        return step(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    return rates
+
+
+def test_the_optimiser_uses_one_rate_a_step_however_the_step_is_cut(
+    tiny_recipe, shards, tmp_path, used_rates
+):
+    """BR-36: ten steps of eight windows, whole and accumulated over four micro-batches."""
+    found = {}
+    for micro in (8, 2):
+        used_rates.clear()
+        recipe = tiny_recipe(steps=10, windows_per_step=8, micro_batch_windows=micro)
+        finish(job_of(recipe, shards), tmp_path / str(micro))
+        found[micro] = list(used_rates)
+        due = [learning_rate(step, recipe.pretrain) for step in range(10)]
+        assert found[micro] == [[rate, rate] for rate in due]
+    assert found[8] == found[2]
+
+
+def test_the_optimiser_uses_the_rates_of_a_straight_run_after_a_resume(
+    tiny_recipe, shards, tmp_path, used_rates
+):
+    """BR-37: 20 straight against 7+13 and 10+10, as equal floats, the first resumed one too."""
+    found = []
+    for stops in ((), (7,), (10,)):
+        used_rates.clear()
+        place = tmp_path / str(stops)
+        job = job_of(tiny_recipe(steps=20, save_every=max(stops, default=20)), shards)
+        for stop in stops:
+            with pytest.raises(StoppedError):
+                finish(job, place, stop_after(stop))
+        finish(job, place)
+        found.append(list(used_rates))
+    assert len(found[0]) == 20
+    assert found[1] == found[0]
+    assert found[2] == found[0]
