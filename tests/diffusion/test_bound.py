@@ -312,3 +312,13 @@ def test_chunk_size_changes_no_value(vocab_chunk: int) -> None:
         hidden, weight, noisy, clean, t=times, n_times=4, vocab_chunk=vocab_chunk
     )
     torch.testing.assert_close(nats, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [-4, -1, 5, 12])
+@pytest.mark.parametrize("place", ["noisy", "clean"])
+def test_id_that_is_no_token_is_refused_by_the_chunked_form(place: str, wrong: int) -> None:
+    ids = {"noisy": torch.tensor([0, 1, 2]), "clean": torch.tensor([2, 1, 0])}
+    ids[place][1] = wrong
+    hidden, weight = torch.ones(3, 4), torch.ones(5, 4)
+    with pytest.raises(InputError, match=f"{place} ids: .*got {wrong}"):
+        chunked_step_nats(hidden, weight, ids["noisy"], ids["clean"], t=2, n_times=4, vocab_chunk=2)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from canvaslm.diffusion.schedule import clean_share
+from canvaslm.errors import InputError
 
 
 def cavity_logits(logits: Tensor, noisy: Tensor, *, t: Tensor | int, n_times: int) -> Tensor:
@@ -89,8 +90,10 @@ def chunked_step_nats(
         (...) float64 nats.
 
     Raises:
-        InputError: a time lies outside 1..N.
+        InputError: a time lies outside 1..N, or an id outside 0..V-1.
     """
+    for name, ids in (("noisy", noisy), ("clean", clean)):
+        _refuse_other_ids(name, ids, weight.shape[0])
     step = _Step.at(_times_like(noisy, t).reshape(-1), n_times=n_times, vocab_size=weight.shape[0])
     head = _ChunkedHead(
         rows=hidden.reshape(-1, hidden.shape[-1]),
@@ -240,6 +243,18 @@ class _ChunkedHead:
         evidence = (self.evidence * is_here).to(wide)
         column = local.clamp(0, part.shape[0] - 1)
         return logits.scatter_add_(-1, column[:, None], -evidence[:, None])
+
+
+def _refuse_other_ids(name: str, ids: Tensor, vocab_size: int) -> None:
+    """Raise on an id that is no token; a negative one would quietly read a row from the end."""
+    wrong = (ids < 0) | (ids >= vocab_size)
+    if bool(wrong.any()):
+        raise InputError(
+            f"{name} ids",
+            expected=f"ids in 0..{vocab_size - 1}",
+            got=str(int(ids[wrong][0])),
+            fix="check the shards with stages/audit_windows.py",
+        )
 
 
 def _evidence(share: Tensor, vocab_size: int) -> Tensor:
