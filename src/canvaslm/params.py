@@ -11,13 +11,26 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from canvaslm.errors import InputError
+
+_SWITCHES = {"false": False, "0": False, "no": False, "true": True, "1": True, "yes": True}
+
+
+def _as_switch(value: object) -> bool:
+    """Read what people write for on and off; text is never true for being there."""
+    if isinstance(value, (bool, int, str)) and str(value).lower() in _SWITCHES:
+        return _SWITCHES[str(value).lower()]
+    raise ValueError("true (True, 1, yes) or false (False, 0, no)")
+
+
+Switch = Annotated[bool, BeforeValidator(_as_switch)]
+"""A knob that is on or off; every knob that is one has this type."""
 
 
 class Params(BaseModel):
@@ -166,6 +179,8 @@ def _type_name(annotation: object) -> str:
         return " | ".join(_type_name(argument) for argument in arguments)
     if annotation is type(None):
         return "null"
+    if annotation is bool:
+        return "true | false"
     return getattr(annotation, "__name__", str(annotation))
 
 

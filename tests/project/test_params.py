@@ -9,7 +9,7 @@ import pytest
 
 import door
 from canvaslm.errors import InputError
-from canvaslm.params import Params, load_section, read_yaml
+from canvaslm.params import Params, Switch, describe_knobs, load_section, read_yaml
 from canvaslm.profiles import composed_profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ class Knobs(Params):
     rate: float
     steps: int
     name: str
-    compile: bool
+    compile: Switch
 
 
 def knobs(tmp_path: Path, **changed: str) -> Knobs:
@@ -64,17 +64,42 @@ def test_a_leading_zero_means_nothing_and_on_is_text(tmp_path: Path) -> None:
     assert knobs(tmp_path, name="on").name == "on"
 
 
+# BR-71
+SWITCHED = {
+    False: ["False", "false", "FALSE", "0", "no", "No", '"false"', '"0"', '"no"', '"False"'],
+    True: ["True", "true", "TRUE", "1", "yes", "YES", '"true"', '"1"', '"yes"', '"True"'],
+}
+
+
 @pytest.mark.parametrize(
-    ("written", "meant"), [("true", True), ("True", True), ("false", False), ("False", False)]
+    ("written", "meant"), [(text, meant) for meant, texts in SWITCHED.items() for text in texts]
 )
-def test_a_boolean_is_what_yaml_calls_one(tmp_path: Path, written: str, meant: bool) -> None:
+def test_a_switch_is_read_as_it_is_written(tmp_path: Path, written: str, meant: bool) -> None:
     assert knobs(tmp_path, compile=written).compile is meant
 
 
-@pytest.mark.parametrize("written", ["0", "1", "no", "yes", "on", "maybe", '"false"', "null"])
-def test_what_is_no_boolean_is_refused_and_never_true(tmp_path: Path, written: str) -> None:
-    with pytest.raises(InputError, match="compile"):
+@pytest.mark.parametrize(
+    "written", ["on", "off", "maybe", "null", "2", "-1", "0.0", "1.0", '""', '" true"', "[]", "{}"]
+)
+def test_what_is_no_switch_is_refused_in_one_line_and_never_true(
+    tmp_path: Path, written: str
+) -> None:
+    with pytest.raises(InputError, match=r"pretrain\.compile: expected true .* or false") as caught:
         knobs(tmp_path, compile=written)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_knob_that_is_on_or_off_is_a_switch() -> None:
+    found = []
+    for section, place in door.SECTIONS.items():
+        module, _, name = place.partition(":")
+        model = getattr(importlib.import_module(module), name)
+        for knob, field in model.model_fields.items():
+            if "bool" in str(field.annotation):
+                assert field.metadata[:1] == list(Switch.__metadata__), f"{section}.{knob}"
+                found.append(f"{section}.{knob}")
+    assert set(found) >= {"model.bias", "model.qk_norm", "pretrain.compile"}
+    assert [row["type"] for row in describe_knobs(Knobs)][-1] == "true | false"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +155,18 @@ def test_a_flag_on_the_command_line_takes_no_value(
     with pytest.raises(SystemExit) as left:
         door.main(probe)
     assert left.value.code == 2
+
+
+@pytest.mark.parametrize("words", [["--dry-run", "False"], ["--dry-run=False"]])
+def test_a_rehearsal_is_never_a_run_for_a_value_behind_its_flag(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["stages/pretrain.py", "--objective", "diffusion", *words])
+    with pytest.raises(SystemExit) as left:
+        door.main(importlib.import_module("pretrain").pretrain)
+    assert left.value.code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("word", "meant"), [("--quiet", True), ("--no-quiet", False)])

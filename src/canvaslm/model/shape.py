@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from canvaslm.layout import Layout
-from canvaslm.params import Params
+from canvaslm.params import Params, Switch
 
 
 class ModelParams(Params):
@@ -20,8 +20,8 @@ class ModelParams(Params):
     time_width: int = Field(
         ge=0, multiple_of=2, description="sinusoidal features of the time; 0: no time input"
     )
-    bias: bool = Field(description="whether linear layers have a bias")
-    qk_norm: bool = Field(description="whether queries and keys are normed per head")
+    bias: Switch = Field(description="whether linear layers have a bias")
+    qk_norm: Switch = Field(description="whether queries and keys are normed per head")
     rope_base: float = Field(gt=1, description="base of the rotary frequencies")
     norm_eps: float = Field(gt=0, description="added to the mean square inside RMSNorm")
     self_conditioning: Literal["off", "input", "output"] = Field(

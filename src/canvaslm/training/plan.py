@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.layout import Layout
 from canvaslm.model.shape import ModelParams
-from canvaslm.params import Params
+from canvaslm.params import Params, Switch
 
 ObjectiveKind = Literal["diffusion", "autoregressive"]
 
@@ -49,8 +49,8 @@ class PretrainParams(Params):
     precision: Literal["float32", "bfloat16"] = Field(
         description="arithmetic of the passes; weights and moments stay float32"
     )
-    compile: bool = Field(description="let torch.compile fuse the blocks")
-    gradient_checkpointing: bool = Field(
+    compile: Switch = Field(description="let torch.compile fuse the blocks")
+    gradient_checkpointing: Switch = Field(
         description="recompute each block in the backward pass: less memory, a third more time"
     )
     vocab_chunk: int = Field(ge=1, description="vocabulary rows per chunk of the loss")
