@@ -322,8 +322,12 @@ def generate_without_cache(
     level: float,
     n_steps: int,
     temperatures: tuple[float, float],
+    evidence: str = "posterior",
 ) -> tuple[list[int], list[Tensor]]:
-    """The fixed schedule with no cache: ids of all canvases, and each step's hidden states."""
+    """The fixed schedule with no cache: ids of all canvases, and each step's hidden states.
+
+    Under the evidence "cavity", a token that is a fresh draw counts for nothing.
+    """
     L, V = model.layout.canvas_tokens, model.layout.vocab_size
     text, seen = list(prompt), []
     for canvas in range(n_canvases):
@@ -345,6 +349,11 @@ def generate_without_cache(
             )
             seen.append(hidden[0])
             logits = model.logits(hidden)[0].double()
+            if evidence == "cavity":
+                kept = kept_share(n_steps - step, n_steps)
+                for i in range(L):
+                    if not accepted[i]:
+                        logits[i, noisy[i]] -= math.log((1 + (V - 1) * kept) / (1 - kept))
             p = torch.softmax(logits / (tau or 1.0), -1).numpy()
             argmax = logits.argmax(-1).tolist()
             drawn = argmax

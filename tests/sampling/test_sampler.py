@@ -16,6 +16,7 @@ from canvaslm.layout import Layout
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota, UnchangedOrStronger
+from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
 from canvaslm.sampling.prediction import Prediction
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import Never, StableAndConfident, Stopping
@@ -26,6 +27,7 @@ RULES: dict[str, tuple[Acceptance, float]] = {
     "entropy_bound": (EntropyBound(bound=0.3), 0.3),
     "quota": (Quota(threshold=0.9), 0.9),
 }
+EVIDENCES: dict[str, Evidence] = {"posterior": Posterior(), "cavity": Cavity()}
 EOT = 36
 
 
@@ -37,9 +39,12 @@ def _sampler(
     denoise_steps: int = 4,
     temperatures: tuple[float, float] = (0.8, 0.4),
     eot_id: int | None = None,
+    evidence: str | None = None,
     on_step: Callable[[CanvasStep], None] | None = None,
 ) -> CanvasSampler:
-    extra = {} if on_step is None else {"on_step": on_step}
+    extra: dict[str, Any] = {} if on_step is None else {"on_step": on_step}
+    if evidence is not None:
+        extra["evidence"] = EVIDENCES[evidence]
     return CanvasSampler(
         model=model,
         acceptance=acceptance or Quota(threshold=1.0),
@@ -71,10 +76,11 @@ class _Recorder:
 # --- with a cache = without one -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("evidence", sorted(EVIDENCES))
 @pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize("prompt_tokens", [0, 1, 5, 8])
 def test_cache_changes_neither_ids_nor_hidden_states(
-    opinionated: Any, tiny_layout: Layout, rule: str, prompt_tokens: int
+    opinionated: Any, tiny_layout: Layout, rule: str, prompt_tokens: int, evidence: str
 ) -> None:
     model = opinionated(tiny_layout)
     acceptance, level = RULES[rule]
@@ -90,9 +96,10 @@ def test_cache_changes_neither_ids_nor_hidden_states(
             level=level,
             n_steps=5,
             temperatures=(0.8, 0.4),
+            evidence=evidence,
         )
     recorder = _Recorder(model)
-    sampler = _sampler(model, acceptance=acceptance, denoise_steps=5)
+    sampler = _sampler(model, acceptance=acceptance, denoise_steps=5, evidence=evidence)
     [made] = sampler.generate([prompt], n_canvases * 4, [11])
     assert made.ids == ids
     prefills = 1 if prompt else 0
@@ -248,9 +255,10 @@ def test_accepted_position_keeps_its_sample_and_the_others_are_drawn_anew(
     assert made.ids == [0, 0, 0, sampled, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("evidence", sorted(EVIDENCES))
 @pytest.mark.parametrize("rule", ["unchanged_or_stronger", "quota"])
 def test_accepted_position_never_changes_under_a_monotone_rule(
-    opinionated: Any, tiny_layout: Layout, rule: str
+    opinionated: Any, tiny_layout: Layout, rule: str, evidence: str
 ) -> None:
     model = opinionated(tiny_layout)
     states: list[CanvasStep] = []
@@ -259,6 +267,7 @@ def test_accepted_position_never_changes_under_a_monotone_rule(
         acceptance=RULES[rule][0],
         denoise_steps=8,
         temperatures=(2.0, 1.0),
+        evidence=evidence,
         on_step=states.append,
     )
     sampler.generate([[1, 2], [3, 4]], 12, [0, 1])
@@ -326,9 +335,10 @@ def test_temperature_zero_is_the_argmax_and_opens_no_stream_of_samples(
 
 
 # BR-54, BR-56
+@pytest.mark.parametrize("evidence", sorted(EVIDENCES))
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_row_depends_neither_on_neighbours_nor_on_batch_size_nor_on_order(
-    opinionated: Any, tiny_layout: Layout, rule: str
+    opinionated: Any, tiny_layout: Layout, rule: str, evidence: str
 ) -> None:
     model = opinionated(tiny_layout)
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8], [], [1, 2, 3], [1, 2, 3]]
@@ -338,6 +348,7 @@ def test_row_depends_neither_on_neighbours_nor_on_batch_size_nor_on_order(
         acceptance=RULES[rule][0],
         stopping=StableAndConfident(threshold=1.5, patience=0),
         denoise_steps=6,
+        evidence=evidence,
     )
     # A text ends at an id that comes up in one of several rows, so that the batch shrinks.
     sampler = dataclasses.replace(sampler, eot_id=sampler.generate(prompts, 9, seeds)[2].ids[2])
@@ -490,9 +501,10 @@ def test_without_a_number_the_text_goes_on_to_the_end_of_the_window(
 
 
 # BR-61
+@pytest.mark.parametrize("evidence", sorted(EVIDENCES))
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_row_that_turns_to_nan_is_told_and_harms_nobody(
-    scripted: Any, tiny_layout: Layout, rule: str
+    scripted: Any, tiny_layout: Layout, rule: str, evidence: str
 ) -> None:
     logits = torch.randn(4, 37, generator=torch.Generator().manual_seed(0))
 
@@ -502,7 +514,8 @@ def test_row_that_turns_to_nan_is_told_and_harms_nobody(
 
     def run(prompts: list[list[int]], seeds: list[int]) -> list[Any]:
         model = scripted(script, layout=tiny_layout, denoise_steps=4)
-        return _sampler(model, acceptance=RULES[rule][0]).generate(prompts, 12, seeds)
+        sampler = _sampler(model, acceptance=RULES[rule][0], evidence=evidence)
+        return sampler.generate(prompts, 12, seeds)
 
     made = run([[2], [1], [3]], [0, 1, 2])
     assert [row.reason for row in made] == ["length", "not_finite", "length"]
@@ -582,3 +595,30 @@ def test_prompts_may_come_as_a_tensor(opinionated: Any, tiny_layout: Layout) -> 
     assert sampler.generate(torch.tensor(prompts), 4, [0, 1]) == sampler.generate(
         prompts, 4, [0, 1]
     )
+
+
+# BR-61
+@pytest.mark.parametrize("evidence", sorted(EVIDENCES))
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("temperatures", [(0.8, 0.4), (0.0, 0.0)])
+def test_one_logit_that_is_not_finite_is_never_a_token(
+    scripted: Any,
+    tiny_layout: Layout,
+    wrong: float,
+    temperatures: tuple[float, float],
+    evidence: str,
+) -> None:
+    def script(tag: int, start: int, step: int, noisy: Tensor) -> Tensor:
+        logits = torch.zeros(4, 37)
+        if tag == 1 and step == 1:
+            logits[2, 30] = wrong
+        return logits
+
+    for acceptance, _ in RULES.values():
+        model = scripted(script, layout=tiny_layout, denoise_steps=4)
+        sampler = _sampler(
+            model, acceptance=acceptance, temperatures=temperatures, evidence=evidence
+        )
+        made = sampler.generate([[2], [1]], 8, [0, 1])
+        assert [row.reason for row in made] == ["length", "not_finite"]
+        assert made[1].ids == []

@@ -17,7 +17,15 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.prediction import Prediction, predict
-from canvaslm.sampling.request import Generated, Group, Prompts, Row, group_request
+from canvaslm.sampling.request import (
+    Generated,
+    Group,
+    Prompts,
+    Row,
+    answer_groups,
+    group_request,
+    keep_live,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +54,11 @@ class AutoregressiveSampler:
                 or a prompt and its answer do not fit in the trained window.
         """
         groups = group_request(prompt_ids, max_new_tokens, seeds, layout=self.model.layout)
-        with torch.inference_mode():
-            for group in groups:
-                self._answer(group)
-        rows = sorted((row for group in groups for row in group.rows), key=lambda row: row.number)
-        return [row.result() for row in rows]
+        return answer_groups(groups, self._answer)
 
     def _answer(self, group: Group) -> None:
         """Fill the rows of one group."""
         live = group.rows
-        if group.limit.n_tokens == 0:
-            for row in live:
-                row.reason = group.limit.reason
-            return
         draws = {row.number: stream(row.seed, "sample") for row in live}
         cache = KVCache.for_model(
             self.model, len(live), group.prompts.shape[1] + group.limit.n_tokens
@@ -70,15 +70,9 @@ class AutoregressiveSampler:
             _count(live, given.shape[1], is_prefill=number == 0)
             drawn = self._draw(hidden, [draws[row.number] for row in live])
             _take(live, drawn, group, self.eot_id)
-            places = [place for place, row in enumerate(live) if row.reason is None]
-            if not places:
+            live, given = keep_live(live, cache, drawn.candidates)
+            if not live:
                 return
-            given = drawn.candidates
-            if len(places) < len(live):
-                chosen = torch.tensor(places, device=given.device)
-                cache.keep_rows(chosen)
-                given = given[chosen]
-                live = [live[place] for place in places]
 
     def _draw(self, hidden: Tensor, draws: list[np.random.Generator]) -> Prediction:
         """Draw the next token of each row from hidden states (B, 1, D)."""

@@ -5,7 +5,7 @@ tokens that is met exactly unless the text ends before. Prompt and answer togeth
 window that the model was trained on; nobody knows what it does beyond.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
+from canvaslm.model.kv_cache import KVCache
 
 Reason = Literal["end_of_text", "length", "window", "not_finite"]
 Prompts = Sequence[Sequence[int]] | Tensor
@@ -162,6 +163,45 @@ def group_request(
         )
         for length, numbers in by_length.items()
     ]
+
+
+def answer_groups(groups: list[Group], answer: Callable[[Group], None]) -> list[Generated]:
+    """Have every group answered, without gradient, and return the answers in the caller's order.
+
+    Args:
+        groups: of one request.
+        answer: fills the rows of a group that is asked for at least one token.
+    """
+    with torch.inference_mode():
+        for group in groups:
+            if group.limit.n_tokens:
+                answer(group)
+                continue
+            for row in group.rows:
+                row.reason = group.limit.reason
+    rows = sorted((row for group in groups for row in group.rows), key=lambda row: row.number)
+    return [row.result() for row in rows]
+
+
+def keep_live(rows: list[Row], cache: KVCache, ids: Tensor) -> tuple[list[Row], Tensor]:
+    """Let rows whose text has ended leave the batch and the cache.
+
+    Args:
+        rows: B rows.
+        cache: theirs; it is left alone where no row goes on.
+        ids: (B, n) what is theirs besides.
+
+    Returns:
+        The rows that go on, and their ids.
+    """
+    places = [place for place, row in enumerate(rows) if row.reason is None]
+    if len(places) == len(rows):
+        return rows, ids
+    if places:
+        chosen = torch.tensor(places, device=ids.device)
+        cache.keep_rows(chosen)
+        ids = ids[chosen]
+    return [rows[place] for place in places], ids
 
 
 def _check_ids(prompt: list[int], number: int, vocab_size: int) -> None:

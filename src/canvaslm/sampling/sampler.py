@@ -3,14 +3,15 @@
 The prompt is read once into the cache. Each canvas starts as uniform noise and is denoised over a
 fixed number of forwards at most, at times going down from 1. These forwards read the cache and
 never write it. One more forward reads the finished canvas, clean, and appends it. Which positions
-keep their token and when a canvas is done are questions for two rule objects.
+keep their token, when a canvas is done, and what a noisy token is evidence of are questions for
+three rule objects.
 
 Every row is on its own: its draws come from its own seed, it is frozen when its rule says so, and
 it leaves the batch when its text has ended.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,8 +22,17 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import CleanContext, KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance
+from canvaslm.sampling.evidence import Evidence, Posterior
 from canvaslm.sampling.prediction import Prediction, predict, temperature_at
-from canvaslm.sampling.request import Generated, Group, Prompts, Row, group_request
+from canvaslm.sampling.request import (
+    Generated,
+    Group,
+    Prompts,
+    Row,
+    answer_groups,
+    group_request,
+    keep_live,
+)
 from canvaslm.sampling.stopping import Stopping
 
 
@@ -71,6 +81,7 @@ class CanvasSampler:
         end_temperature: τ of the last step, linear between.
         eot_id: the id that ends a text; ``None`` where a text has no end.
         vocab_chunk: vocabulary entries at a time when a guess is embedded.
+        evidence: what the noisy token of a position is evidence of.
         on_step: is shown every step.
     """
 
@@ -82,6 +93,7 @@ class CanvasSampler:
     end_temperature: float
     eot_id: int | None
     vocab_chunk: int
+    evidence: Evidence = field(default_factory=Posterior)
     on_step: OnStep = unwatched
 
     def generate(
@@ -106,11 +118,7 @@ class CanvasSampler:
         groups = group_request(prompt_ids, max_new_tokens, seeds, layout=self.model.layout)
         for group in groups:
             self._check_mask(group)
-        with torch.inference_mode():
-            for group in groups:
-                self._answer(group)
-        rows = sorted((row for group in groups for row in group.rows), key=lambda row: row.number)
-        return [row.result() for row in rows]
+        return answer_groups(groups, self._answer)
 
     def _check_mask(self, group: Group) -> None:
         canvas_tokens = self.model.layout.canvas_tokens
@@ -128,21 +136,17 @@ class CanvasSampler:
         canvas_tokens = self.model.layout.canvas_tokens
         n_canvases = -(-group.limit.n_tokens // canvas_tokens)
         live = group.rows
-        if n_canvases == 0:
-            for row in live:
-                row.reason = group.limit.reason
-            return
         cache = KVCache.for_model(
             self.model, len(live), group.prompts.shape[1] + n_canvases * canvas_tokens
         )
         self._prefill(group, cache)
         for canvas in range(n_canvases):
             finished = self._denoise(live, cache, canvas)
-            live, finished = _keep_live(live, cache, finished)
+            live, finished = keep_live(live, cache, finished)
             if not live:
                 return
             self._commit(live, cache, finished, group)
-            live, _ = _keep_live(live, cache, finished)
+            live, _ = keep_live(live, cache, finished)
             if not live:
                 return
 
@@ -204,8 +208,15 @@ class CanvasSampler:
         temperature = temperature_at(
             step, n_steps=self.denoise_steps, start=self.start_temperature, end=self.end_temperature
         )
-        return predict(
+        logits = self.evidence.weigh(
             self.model.logits(hidden),
+            state.noisy,
+            state.accepted,
+            t=self.denoise_steps - step,
+            n_times=self.denoise_steps,
+        )
+        return predict(
+            logits,
             temperature=temperature,
             uniforms=state.uniforms() if temperature else None,
             step=step,
@@ -353,15 +364,3 @@ def _uniform_ids(
     """(B', n_ids) real ids, each row from its own generator."""
     rows = np.stack([generator.integers(vocab_size, size=n_ids) for generator in noise])
     return torch.from_numpy(rows).to(device)
-
-
-def _keep_live(rows: list[Row], cache: KVCache, finished: Tensor) -> tuple[list[Row], Tensor]:
-    """Let rows whose text has ended leave the batch."""
-    places = [place for place, row in enumerate(rows) if row.reason is None]
-    if len(places) == len(rows):
-        return rows, finished
-    if places:
-        chosen = torch.tensor(places, device=finished.device)
-        cache.keep_rows(chosen)
-        finished = finished[chosen]
-    return [rows[place] for place in places], finished
