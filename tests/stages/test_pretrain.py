@@ -113,6 +113,8 @@ def test_what_cannot_go_on_ends_in_one_line(
     assert told in err.strip().splitlines()[-1]
     assert "Traceback" not in err
     assert not (place / "checkpoints").exists()
+    reports = place / "reports/pretrain/autoregressive"
+    assert (reports / "metrics.json").exists() == (reports / "loss.csv").exists() == (status == 1)
 
 
 @pytest.mark.slow

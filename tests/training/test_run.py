@@ -226,6 +226,22 @@ def test_a_run_that_does_not_learn_stops_with_its_log_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_whose_gate_closes_reports_first(tiny_recipe, shards, tmp_path):
+    """Four of fifteen steps, of which the first ran; then the same run comes to its end."""
+    reports = tmp_path / "reports"
+    poisoned = job_of(tiny_recipe(), shards, poison=range(4, 60))
+    with pytest.raises(GateClosedError) as closed:
+        finish(poisoned, tmp_path)
+    metrics = json.loads((reports / "metrics.json").read_text())
+    assert (metrics["verdict"], metrics["verdict_reason"]) == ("fail", str(closed.value))
+    assert (metrics["steps"], metrics["bad_steps"]) == (4, 3)
+    assert metrics["final_loss_nats_per_target"] is None
+    assert [row["skipped_steps"] for row in loss_rows(tmp_path)] == ["1", "2"]
+    finish(job_of(tiny_recipe(), shards), tmp_path)
+    metrics = json.loads((reports / "metrics.json").read_text())
+    assert (metrics["verdict"], metrics["verdict_reason"]) == ("pass", "")
+
+
 @pytest.mark.parametrize("bad_step", [4, 14])
 def test_a_bad_step_is_caught_where_a_checkpoint_or_the_end_is_due(
     tiny_recipe, shards, tmp_path, bad_step

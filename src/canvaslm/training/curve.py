@@ -76,8 +76,13 @@ def write_metrics(
     *,
     n_windows: int,
     n_parameters: int,
+    closed: str | None,
 ) -> None:
-    """Write ``metrics.json``: where the run ended, and how many steps changed nothing."""
+    """Write ``metrics.json``: where the run ended, and how many steps changed nothing.
+
+    Its verdict is pass for a run that came to its end, and fail with ``closed`` as the reason for
+    one whose gate closed on the way.
+    """
     windows = last["windows"]
     assert windows is not None
     skipped = [record for record in records if record.cause]
@@ -92,6 +97,8 @@ def write_metrics(
         "steps": last["step"],
         "steps_without_targets": without_targets,
         "tokens": last["tokens"],
+        "verdict": "pass" if closed is None else "fail",
+        "verdict_reason": closed or "",
         "windows": windows,
     }
     write_json(out / "metrics.json", metrics)

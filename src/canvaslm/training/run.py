@@ -1,7 +1,8 @@
 """What does the stage `pretrain` do, from shards to a checkpoint?
 
 It goes on from the run's own state, trains to the end, and copies the result out. A run that has
-already ended is only copied out.
+already ended is only copied out. One that does not learn reports how far it came, and why it ended,
+before the gate closes.
 """
 
 import logging
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from canvaslm.checkpoint import export_checkpoint, latest_complete, read_state, restore
 from canvaslm.device import pick_device
+from canvaslm.errors import GateClosedError
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.progress import Track
 from canvaslm.training.curve import write_curve, write_metrics
@@ -42,11 +44,15 @@ def pretrain(job: Job, *, work: Path, out: Path, reports: Path, track: Track) ->
             _log.info("%s has ended; only its results are copied out", state.directory)
             state.roll_back(job.recipe.pretrain.steps)
         else:
-            _train(job, state, latest, track)
+            try:
+                _train(job, state, latest, track)
+            except GateClosedError as closed:
+                _report(job, state, reports, closed=str(closed))
+                raise
             latest = latest_complete(state.checkpoints)
         assert latest is not None, "the last step writes a checkpoint"
         export_checkpoint(latest, out)
-        _report(job, state, reports)
+        _report(job, state, reports, closed=None)
 
 
 def _read_step(checkpoint: Path) -> int:
@@ -76,8 +82,8 @@ def _train(job: Job, state: RunState, latest: Path | None, track: Track) -> None
     )
 
 
-def _report(job: Job, state: RunState, reports: Path) -> None:
-    """Write what the run's record of steps comes to."""
+def _report(job: Job, state: RunState, reports: Path, *, closed: str | None) -> None:
+    """Write what the run's record of steps comes to, and why the gate closed if it did."""
     params, records = job.recipe.pretrain, state.steps()
     last = write_curve(
         reports,
@@ -94,4 +100,5 @@ def _report(job: Job, state: RunState, reports: Path) -> None:
         last,
         n_windows=len(job.windows),
         n_parameters=count_parameters(job.recipe.model, job.recipe.layout),
+        closed=closed,
     )
