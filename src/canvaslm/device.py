@@ -2,6 +2,7 @@
 
 import platform
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -10,6 +11,12 @@ import torch
 from canvaslm.errors import InputError
 
 Precision = Literal["float32", "bfloat16"]
+
+_ROOT = Path("/")
+_LIMITS = (  # of control groups, version 2 and 1: what may be taken, and what is
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def pick_device(name: str) -> torch.device:
@@ -49,16 +56,28 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory that a new process could still take, in bytes."""
+def available_bytes(device: torch.device, *, root: Path = _ROOT) -> int:
+    """Memory that a new process could still take, in bytes.
+
+    In a container that is what its limit leaves, which the machine as a whole knows nothing of.
+
+    Args:
+        device: where the memory would be taken.
+        root: the file system that says what a container may take.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return min([psutil.virtual_memory().available, *_left_by_limits(root)])
 
 
-def describe_machine(device: torch.device) -> dict[str, str | int]:
-    """Name the machine behind a measurement: processor, cores, threads, versions."""
-    name = platform.processor() or platform.machine()
+def describe_machine(device: torch.device, *, root: Path = _ROOT) -> dict[str, str | int]:
+    """Name the machine behind a measurement: processor, cores, threads, versions.
+
+    Args:
+        device: where it was measured.
+        root: the file system that says which processor this is.
+    """
+    name = _processor(root / "proc" / "cpuinfo")
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return {
@@ -69,3 +88,45 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _processor(cpuinfo: Path) -> str:
+    """The model as Linux names it, or whatever else is known of it."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    pairs = (line.partition(":") for line in lines)
+    models = (value.strip() for key, _, value in pairs if key.strip() == "model name")
+    return next(filter(None, models), "") or platform.processor() or platform.machine()
+
+
+def _left_by_limits(root: Path) -> list[int]:
+    """What each limit on this process's control groups leaves, in bytes; none without a limit."""
+    left = []
+    for folder in _control_groups(root):
+        for limit, used in _LIMITS:
+            try:
+                numbers = [int((folder / name).read_text()) for name in (limit, used)]
+            except (OSError, ValueError):  # no such limit here, or `max`: none at all
+                continue
+            left.append(max(0, numbers[0] - numbers[1]))
+    return left
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """The folders of the groups that this process is in, and of those around them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    mounts = root / "sys" / "fs" / "cgroup"
+    folders = [mounts, mounts / "memory"]
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = mounts / "memory" if controllers else mounts
+        inner = mount / place.lstrip("/")
+        folders += [inner, *(outer for outer in inner.parents if outer.is_relative_to(mount))]
+    return list(dict.fromkeys(folders))
