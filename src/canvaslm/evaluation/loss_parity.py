@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import write_csv, write_json
 from canvaslm.reporting.progress import Track
-
-_Verdict = Literal["pass", "fail", "not_measured"]
+from canvaslm.reporting.verdict import Verdict
 
 _TWIN_ESTIMATOR = "next-token likelihood within the window, after the end-of-text token"
 _BOUND_ESTIMATOR = "negative ELBO, clean context, every time of every canvas once, one draw each"
@@ -46,7 +45,7 @@ class LossParity:
     max_gap_percent: float
 
     @property
-    def verdict(self) -> _Verdict:
+    def verdict(self) -> Verdict:
         """Whether the gap is within its limit; a gap that is no number was not measured."""
         if not math.isfinite(self.totals.gap_percent):
             return "not_measured"
