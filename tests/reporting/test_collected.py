@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from canvaslm.errors import InputError
-from canvaslm.reporting.collected import find_verdicts, read_metrics
+from canvaslm.reporting.collected import find_verdicts, judge, read_metrics, read_whole_metrics
 
 
 def put(folder: Path, **reports: object) -> Path:
@@ -53,3 +53,41 @@ def test_verdicts_are_found_at_any_depth_with_their_reasons() -> None:
 def test_a_verdict_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="'ok'"):
         list(find_verdicts({"a": {"verdict": "ok"}}))
+
+
+WHOLE = {
+    "audit_windows": {"verdict": "pass"},
+    "docs_gate": {"verdict": "pass"},
+    "eval_loss_parity": {"verdict": "pass"},
+    "eval_speedup": {"verdict": "pass"},
+    "pretrain__autoregressive": {"verdict": "pass"},
+    "pretrain__diffusion": {"verdict": "pass"},
+}
+
+
+def test_whole_reports_owe_nothing(tmp_path: Path) -> None:
+    found = judge(*read_whole_metrics(put(tmp_path, **WHOLE)))
+    assert [finding.place.replace(".", "__") for finding in found] == sorted(WHOLE)
+    assert {(finding.verdict, finding.is_given) for finding in found} == {("pass", True)}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no report"),
+        ("{", "expected strict JSON"),
+        ({"n": 1}, "no verdict in its report"),
+        ({"verdict": "ok"}, "'ok'"),
+    ],
+)
+def test_a_verdict_that_is_owed_and_not_given_is_not_measured(
+    tmp_path: Path, name: str, content: object, reason: str
+) -> None:
+    rest = {other: report for other, report in WHOLE.items() if other != name}
+    put(tmp_path, **rest, **({} if content is None else {name: content}))
+    found = judge(*read_whole_metrics(tmp_path))
+    assert [finding.place.replace(".", "__") for finding in found] == sorted(WHOLE)
+    (missing,) = (finding for finding in found if not finding.is_given)
+    assert (missing.place.replace(".", "__"), missing.verdict) == (name, "not_measured")
+    assert reason in missing.reason

@@ -67,7 +67,9 @@ def reports(tmp_path: Path) -> Path:
     )
     for objective in ("diffusion", "autoregressive"):
         folder = tmp_path / "pretrain" / objective
-        write_json(folder / "metrics.json", {"parameters": 343516160, "tokens": 1000})
+        write_json(
+            folder / "metrics.json", {"parameters": 343516160, "tokens": 1000, "verdict": "pass"}
+        )
         write_csv(folder / "loss.csv", LOSS, [(1, 10, 1e9, 6.0), (2, 20, 2e9, ""), (3, 30, 3e9, 5)])
     write_json(tmp_path / "code" / "pretrain.json", {"digest": "d" * 64, "files": {}, "stage": "x"})
     return tmp_path
@@ -171,7 +173,7 @@ def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path)
     assert "<svg" not in page
     assert Balance(page).open == []
     body = re.sub(r"<(style|figcaption)>.*?</\1>", "", page, flags=re.DOTALL)
-    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 4 not measured<"]
+    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 6 not measured<"]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,75 @@ def test_a_page_without_one_report_still_shows_the_others(reports: Path, missing
     page = page_of(reports)
     assert Balance(page).open == []
     assert "not measured" in page
+
+
+DAMAGED = (
+    "audit_windows/metrics.json", "audit_windows/samples.json", "code/pretrain.json",
+    "docs_gate/metrics.json", "eval_loss_parity/by_time.csv", "eval_loss_parity/metrics.json",
+    "eval_speedup/metrics.json", "eval_speedup/samples.json", "pretrain/diffusion/loss.csv",
+    "pretrain/autoregressive/metrics.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("file", DAMAGED)
+@pytest.mark.parametrize("damage", ["half", "empty", "bytes", "folder"])
+def test_a_damaged_report_is_not_measured_with_the_reason_and_hides_no_other(
+    reports: Path, file: str, damage: str
+) -> None:
+    damaged = reports / file
+    whole = damaged.read_bytes()
+    damaged.unlink()
+    if damage == "folder":
+        damaged.mkdir()
+    else:
+        damaged.write_bytes(
+            {"half": whole[: len(whole) * 2 // 3], "empty": b"", "bytes": b"\xff\xfe"}[damage]
+        )
+    place = file.partition("/")[0]
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=2))
+    told = [x for x in content.verdicts if x.place.startswith(place) and x.reason]
+    if file.endswith(".json") and damage != "folder":
+        assert told
+        assert {x.verdict for x in told} >= {"not_measured"}
+    page = page_of(reports)
+    assert Balance(page).open == []
+    assert all(figure in page for figure in ("343,516,160", "<code>ci</code>"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("audit_windows/samples.json", {}),
+        ("audit_windows/samples.json", {"val": 3}),
+        ("audit_windows/samples.json", {"val": [{"text": 3}]}),
+        ("eval_speedup/samples.json", {"samples": [{"decoder": "x"}]}),
+        ("eval_speedup/samples.json", {"samples": [3]}),
+        ("eval_speedup/metrics.json", {"verdict": "pass"}),
+        ("eval_speedup/metrics.json", {"verdict": "pass", "rows": [1], "held_out": {}}),
+        ("eval_speedup/metrics.json", {"verdict": "ok"}),
+        ("eval_loss_parity/metrics.json", {"verdict": "pass", "diffusion": "good"}),
+        ("eval_loss_parity/metrics.json", {"diffusion": {"bound_nats_per_token": "low"}}),
+        ("docs_gate/metrics.json", {"verdict": ["pass"]}),
+        ("docs_gate/metrics.json", {"verdict": "pass", "n_checked": 3}),
+        ("code/pretrain.json", {"stage": "pretrain"}),
+    ],
+)
+def test_a_report_of_the_wrong_shape_is_not_measured_with_the_reason(
+    reports: Path, file: str, content: object
+) -> None:
+    (reports / file).write_text(json.dumps(content))
+    found = read_content(reports, profile="ci", params=ReportParams(n_samples=2)).verdicts
+    place = file.partition("/")[0]
+    told = [x.reason for x in found if x.place.startswith(place) and x.verdict == "not_measured"]
+    assert any(told), found
+    page = page_of(reports)
+    assert Balance(page).open == []
+    assert "343,516,160" in page
+
+
+def test_half_a_surrogate_pair_stops_no_page(reports: Path) -> None:
+    (reports / "audit_windows/samples.json").write_text('{"val": [{"text": "a\\ud800b"}]}')
+    assert "a?b" in page_of(reports)
 
 
 def test_drawings_take_the_colours_of_the_page(reports: Path) -> None:

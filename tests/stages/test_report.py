@@ -31,11 +31,10 @@ def test_two_runs_in_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     assert b"3.2500" in page
 
 
-def test_a_report_that_is_no_json_stops_it_with_one_line(tmp_path: Path) -> None:
+def test_a_report_that_is_no_json_is_shown_as_not_measured(tmp_path: Path) -> None:
     broken = tmp_path / "reports" / "docs_gate" / "metrics.json"
     broken.parent.mkdir(parents=True)
     broken.write_text('{"n_faults": NaN}')
     ran = run(tmp_path / "reports", tmp_path / "index.html")
-    assert ran.returncode == 2
-    assert "docs_gate/metrics.json: expected strict JSON" in ran.stderr.splitlines()[-1]
-    assert not (tmp_path / "index.html").exists()
+    assert ran.returncode == 0, ran.stderr
+    assert "expected strict JSON, got NaN is not JSON" in (tmp_path / "index.html").read_text()

@@ -1,23 +1,38 @@
 """What do all reports say together: their figures under one roof, and their verdicts?"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from canvaslm.errors import InputError
+from canvaslm.reporting.verdict import Verdict
 
-_VERDICTS = ("pass", "fail", "not_measured")
+_VERDICTS = get_args(Verdict)
+_JUDGED = (  # the reports that owe a verdict
+    "audit_windows",
+    "docs_gate",
+    "eval_loss_parity",
+    "eval_speedup",
+    "pretrain.autoregressive",
+    "pretrain.diffusion",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What one report holds of what it measured."""
+class Finding:
+    """What one report holds of what it measured.
+
+    Attributes:
+        place: the report, dotted as its folders are nested.
+        is_given: whether the report says so itself; without one, nothing was measured.
+    """
 
     place: str
-    verdict: str
+    verdict: Verdict
     reason: str
+    is_given: bool = True
 
 
 def read_metrics(reports: Path) -> dict[str, Any]:
@@ -30,17 +45,57 @@ def read_metrics(reports: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is not a JSON object.
     """
-    collected: dict[str, Any] = {}
-    for file in sorted(reports.rglob("metrics.json")):
-        *outer, last = file.relative_to(reports).parent.parts
-        into = collected
-        for name in outer:
-            into = into.setdefault(name, {})
-        into[last] = _read_object(file)
+    collected, damaged = read_whole_metrics(reports)
+    for error in damaged.values():
+        raise error
     return collected
 
 
-def find_verdicts(metrics: dict[str, Any], place: str = "") -> Iterator[Verdict]:
+def read_whole_metrics(reports: Path) -> tuple[dict[str, Any], dict[str, InputError]]:
+    """Read every ``metrics.json`` that is whole, as :func:`read_metrics` does.
+
+    Returns:
+        The figures, and for each report that is not strict JSON, by its place, what is wrong.
+    """
+    collected: dict[str, Any] = {}
+    damaged: dict[str, InputError] = {}
+    for file in sorted(reports.rglob("metrics.json")):
+        *outer, last = file.relative_to(reports).parent.parts
+        try:
+            content = _read_object(file)
+        except InputError as error:
+            damaged[".".join([*outer, last])] = error
+            continue
+        into = collected
+        for name in outer:
+            into = into.setdefault(name, {})
+        into[last] = content
+    return collected, damaged
+
+
+def judge(metrics: dict[str, Any], damaged: Mapping[str, InputError]) -> list[Finding]:
+    """Give every verdict, and a ``not_measured`` for each report that owes one and has none.
+
+    Args:
+        metrics: the figures of :func:`read_whole_metrics`.
+        damaged: its reports that are not strict JSON.
+    """
+    found: list[Finding] = []
+    for place, report in _reports_in(metrics):
+        try:
+            found += find_verdicts(report, place)
+        except InputError as error:
+            found.append(_not_given(place, str(error)))
+    found += [_not_given(place, str(error)) for place, error in damaged.items()]
+    have = {finding.place for finding in found}
+    for place in _JUDGED:
+        if not any(f"{name}.".startswith(f"{place}.") for name in have):
+            reason = "no report" if _look_up(metrics, place) is None else "no verdict in its report"
+            found.append(_not_given(place, reason))
+    return sorted(found, key=lambda finding: finding.place)
+
+
+def find_verdicts(metrics: dict[str, Any], place: str = "") -> Iterator[Finding]:
     """List every ``verdict`` in what :func:`read_metrics` returned, with its ``reason`` if any.
 
     Raises:
@@ -56,16 +111,43 @@ def find_verdicts(metrics: dict[str, Any], place: str = "") -> Iterator[Verdict]
                 fix="run that stage again",
             )
         reason = metrics.get("reason") or metrics.get("verdict_reason") or ""
-        yield Verdict(place=place, verdict=verdict, reason=str(reason))
+        yield Finding(place=place, verdict=verdict, reason=str(reason))
     for name, value in sorted(metrics.items()):
         if isinstance(value, dict):
             yield from find_verdicts(value, f"{place}.{name}" if place else name)
 
 
+def _reports_in(metrics: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each report on its own, so that a fault in one hides no other; unjudged ones last."""
+    rest = dict(metrics)
+    for place in _JUDGED:
+        outer, _, inner = place.partition(".")
+        report = _look_up(metrics, place)
+        if isinstance(report, dict):
+            yield place, report
+            if inner:
+                rest[outer] = {key: rest[outer][key] for key in rest[outer] if key != inner}
+            else:
+                del rest[outer]
+    for place, report in rest.items():
+        if isinstance(report, dict):
+            yield place, report
+
+
+def _look_up(metrics: Any, place: str) -> Any:
+    for part in place.split("."):
+        metrics = metrics.get(part) if isinstance(metrics, dict) else None
+    return metrics
+
+
+def _not_given(place: str, reason: str) -> Finding:
+    return Finding(place=place, verdict="not_measured", reason=reason, is_given=False)
+
+
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             file, expected="strict JSON", got=str(error), fix="run that stage again"
         ) from None

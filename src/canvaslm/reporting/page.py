@@ -1,27 +1,33 @@
 """What did all the stages find, on one page that needs nothing but itself?
 
 The page shows what the reports hold and invents nothing: a report that is missing, and a figure
-that is null, are shown as not measured. It has no date and asks no network for anything.
+that is null, are shown as not measured, and so, with the reason, is one that is damaged. It has no
+date and asks no network for anything.
 """
 
 import csv
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import Field
 
 from canvaslm.params import Params
-from canvaslm.reporting.collected import Verdict, find_verdicts, read_metrics
+from canvaslm.reporting.collected import Finding, judge, read_whole_metrics
+
+T = TypeVar("T")
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-_JUDGED = ("audit_windows", "eval_loss_parity", "eval_speedup", "docs_gate")
 _OBJECTIVES = ("diffusion", "autoregressive")
 _NOT_MEASURED = "not measured"
+# What a report that is cut off, of an older version, or edited by hand can raise when it is read.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError,
+           ValueError, csv.Error)  # fmt: skip
 _SPEED_COLUMNS = (
     ("tokens/forward", "tokens_per_forward", ".2f"),
     ("tokens/s", "tokens_per_second", ".1f"),
@@ -31,6 +37,7 @@ _SPEED_COLUMNS = (
     ("distinct-1", "distinct_1", ".3f"),
     ("distinct-2", "distinct_2", ".3f"),
     ("repeats itself", "is_repetitive", ""),
+    ("reads as noise", "is_noise", ""),
 )
 
 
@@ -61,7 +68,7 @@ class PageContent:
     """
 
     profile: str
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Finding]
     tiles: Sequence[tuple[str, str, str]]
     tables: Mapping[str, Table | None]
     curves: Mapping[str, Mapping[str, Sequence[float]]]
@@ -93,26 +100,45 @@ def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageCo
         reports: the folder of reports.
         profile: the profile that the values came from.
         params: how much is shown.
-
-    Raises:
-        InputError: a report is not strict JSON.
     """
-    metrics = read_metrics(reports)
+    metrics, damaged = read_whole_metrics(reports)
+    found = judge(metrics, damaged)
+
+    def part(place: str, read: Callable[[], T], nothing: T) -> T:
+        """One part of the page, or nothing and a line that says why."""
+        try:
+            return read()
+        except _DAMAGE as error:
+            reason = f"cannot be shown: {type(error).__name__}: {error}"
+            finding = Finding(place=place, verdict="not_measured", reason=reason, is_given=False)
+            found.append(finding)
+            return nothing
+
+    n = params.n_samples
+    audited = reports / "audit_windows" / "samples.json"
+    written = reports / "eval_speedup" / "samples.json"
+    tables = {
+        "parity": part("eval_loss_parity", lambda: _parity_table(metrics), None),
+        "speed": part("eval_speedup", lambda: _speed_table(metrics), None),
+        "audit": part("audit_windows", lambda: _audit_table(metrics), None),
+        "docs": part("docs_gate", lambda: _docs_table(metrics), None),
+    }
+    curves = {
+        name: part(f"pretrain.{name}.loss", lambda name=name: _curve(reports, name), {})
+        for name in _OBJECTIVES
+    }
+    by_time = reports / "eval_loss_parity" / "by_time.csv"
     return PageContent(
         profile=profile,
-        verdicts=_verdicts(metrics),
         tiles=_tiles(metrics),
-        tables={
-            "parity": _parity_table(metrics),
-            "speed": _speed_table(metrics),
-            "audit": _audit_table(metrics),
-            "docs": _docs_table(metrics),
-        },
-        curves=_curves(reports),
-        bars=_bars(metrics),
-        times=_times(reports / "eval_loss_parity" / "by_time.csv"),
-        samples=_samples(reports, params.n_samples),
-        code=_code(reports / "code"),
+        tables=tables,
+        curves={name: curve for name, curve in curves.items() if curve},
+        bars=part("eval_loss_parity.bars", lambda: _bars(metrics), {}),
+        times=part("eval_loss_parity.by_time", lambda: _times(by_time), []),
+        samples=part("audit_windows.samples", lambda: _held_out(audited, n), {})
+        | part("eval_speedup.samples", lambda: _written(written, n), {}),
+        code=part("code", lambda: _code(reports / "code"), []),
+        verdicts=sorted(found, key=lambda finding: finding.place),  # the last: all parts are read
     )
 
 
@@ -131,19 +157,8 @@ def render_page(content: PageContent, drawings: Mapping[str, str]) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template(_TEMPLATE.name)
-    return template.render(page=content, drawings=drawings, not_measured=_NOT_MEASURED) + "\n"
-
-
-def _verdicts(metrics: dict[str, Any]) -> list[Verdict]:
-    """The verdicts given, and a not_measured for each stage that should give one."""
-    given = list(find_verdicts(metrics))
-    have = {verdict.place.partition(".")[0] for verdict in given}
-    missing = [
-        Verdict(place=name, verdict="not_measured", reason="no report")
-        for name in _JUDGED
-        if name not in have
-    ]
-    return sorted([*given, *missing], key=lambda verdict: verdict.place)
+    page = template.render(page=content, drawings=drawings, not_measured=_NOT_MEASURED) + "\n"
+    return page.encode(errors="replace").decode()  # JSON may hold half a surrogate pair
 
 
 def _look_up(metrics: Mapping[str, Any], dotted: str) -> Any:
@@ -175,9 +190,10 @@ def _tiles(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("gap", "eval_loss_parity.gap_percent", ".1f", "%"),
     )
     tiles = [(name, _shown(_look_up(metrics, key), form), unit) for name, key, form, unit in wanted]
+    rows = _look_up(metrics, "eval_speedup.rows")
     speedups = [
-        row.get("speedup_over_autoregressive")
-        for name, row in (_look_up(metrics, "eval_speedup.rows") or {}).items()
+        _look_up(row, "speedup_over_autoregressive")
+        for name, row in (rows.items() if isinstance(rows, Mapping) else ())
         if name != "autoregressive"
     ]
     fastest = max((x for x in speedups if isinstance(x, float)), default=None)
@@ -252,20 +268,15 @@ def _docs_table(metrics: Mapping[str, Any]) -> Table | None:
     return Table(header=("checked", "number"), rows=[*rows, ["faults", _shown(docs["n_faults"])]])
 
 
-def _curves(reports: Path) -> dict[str, dict[str, list[float]]]:
-    """Columns of the loss logs; a row without a loss (nothing trained in it) is left out."""
-    curves = {}
-    for objective in _OBJECTIVES:
-        file = reports / "pretrain" / objective / "loss.csv"
-        if file.is_file():
-            with file.open(encoding="utf-8", newline="") as lines:
-                rows = [row for row in csv.DictReader(lines) if row["loss_nats"]]
-            if rows:
-                curves[objective] = {
-                    column: [float(row[column]) for row in rows]
-                    for column in ("tokens", "flops", "loss_nats")
-                }
-    return curves
+def _curve(reports: Path, objective: str) -> dict[str, list[float]]:
+    """Columns of a loss log; a row without a loss (nothing trained in it) is left out."""
+    file = reports / "pretrain" / objective / "loss.csv"
+    if not file.is_file():
+        return {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["loss_nats"]]
+    columns = ("tokens", "flops", "loss_nats")
+    return {name: [_number(row[name]) for row in rows] for name in columns} if rows else {}
 
 
 def _bars(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
@@ -273,10 +284,11 @@ def _bars(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
     for objective, key in zip(_OBJECTIVES, ("bound_nats_per_token", "nats_per_token"), strict=True):
         score = _look_up(metrics, f"eval_loss_parity.{objective}") or {}
         if score.get(key) is not None:
-            bars[objective] = (score[key], score.get("standard_error_nats"))
+            error = score.get("standard_error_nats")
+            bars[objective] = (_number(score[key]), None if error is None else _number(error))
     unigram = _look_up(metrics, "eval_loss_parity.unigram_entropy_nats")
     if bars and unigram is not None:
-        bars["unigram entropy"] = (unigram, None)
+        bars["unigram entropy"] = (_number(unigram), None)
     return bars
 
 
@@ -284,30 +296,48 @@ def _times(file: Path) -> list[float]:
     if not file.is_file():
         return []
     with file.open(encoding="utf-8", newline="") as lines:
-        return [float(row["bound_nats_per_token"]) for row in csv.DictReader(lines)]
+        return [_number(row["bound_nats_per_token"]) for row in csv.DictReader(lines)]
 
 
-def _samples(reports: Path, n_samples: int) -> dict[str, list[tuple[str, str]]]:
-    """Prompts and what came after them, for each decoder; held-out text has no prompt."""
+def _held_out(file: Path, n_samples: int) -> dict[str, list[tuple[str, str]]]:
+    """Windows of held-out text, which have no prompt."""
+    if not file.is_file():
+        return {}
+    windows = json.loads(file.read_text(encoding="utf-8"))["val"]
+    return _first({"held-out text": [("", window["text"]) for window in windows]}, n_samples)
+
+
+def _written(file: Path, n_samples: int) -> dict[str, list[tuple[str, str]]]:
+    """Prompts and what came after them, for each decoder."""
+    if not file.is_file():
+        return {}
     samples: dict[str, list[tuple[str, str]]] = {}
-    audited = reports / "audit_windows" / "samples.json"
-    if audited.is_file():
-        windows = json.loads(audited.read_text(encoding="utf-8"))["val"]
-        samples["held-out text"] = [("", window["text"]) for window in windows]
-    written = reports / "eval_speedup" / "samples.json"
-    if written.is_file():
-        texts = json.loads(written.read_text(encoding="utf-8"))["samples"]
-        texts = texts if isinstance(texts, list) else []  # not measured
-        longest = max((text["new_tokens"] for text in texts), default=0)
-        for text in texts:
-            if text["new_tokens"] == longest:
-                kind = text["decoder"].replace("_", " ")
-                samples.setdefault(kind, []).append((text["prompt"], text["text"]))
+    texts = json.loads(file.read_text(encoding="utf-8"))["samples"]
+    texts = texts if isinstance(texts, list) else []  # not measured
+    longest = max((text["new_tokens"] for text in texts), default=0)
+    for text in texts:
+        if text["new_tokens"] == longest:
+            kind = text["decoder"].replace("_", " ")
+            samples.setdefault(kind, []).append((text["prompt"], text["text"]))
+    return _first(samples, n_samples)
+
+
+def _first(
+    samples: Mapping[str, Sequence[tuple[str, str]]], n_samples: int
+) -> dict[str, list[tuple[str, str]]]:
     return {
         kind: [(_printable(prompt), _printable(text)) for prompt, text in texts[:n_samples]]
         for kind, texts in samples.items()
         if texts[:n_samples]
     }
+
+
+def _number(value: Any) -> float:
+    """A number that can be drawn."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no figure")
+    return number
 
 
 def _printable(text: str) -> str:
@@ -319,5 +349,5 @@ def _code(folder: Path) -> list[tuple[str, str, int]]:
     found = []
     for file in sorted(folder.glob("*.json")):
         code = json.loads(file.read_text(encoding="utf-8"))
-        found.append((code["stage"], code["digest"], len(code["files"])))
+        found.append((code["stage"], str(code["digest"]), len(code["files"])))
     return found
