@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from typing import Any
 
@@ -5,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from canvaslm.evaluation.sample_quality import SampleQuality, judge_samples, repeats_itself
+from canvaslm.evaluation.sample_quality import (
+    SampleQuality,
+    judge_samples,
+    reads_as_noise,
+    repeats_itself,
+)
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
@@ -98,6 +104,21 @@ def test_each_figure_alone_can_give_repetition_away(figure: str) -> None:
         assert repeats_itself(samples, held_out, min_share=0.5) is expected
 
 
+@pytest.mark.parametrize(("nats", "expected"), [(1.0, False), (4.99, False), (5.01, True)])
+def test_noise_is_told_by_its_excess_over_held_out_text(nats: float, expected: bool) -> None:
+    usual: dict[str, Any] = {
+        "twin_nats_per_token": 3.5,
+        "unigram_entropy_nats": 4.0,
+        "distinct_1": 0.8,
+        "distinct_2": 0.9,
+        "n_tokens": 64,
+        "n_samples": 1,
+    }
+    held_out = SampleQuality(**usual)
+    samples = dataclasses.replace(held_out, twin_nats_per_token=nats)
+    assert reads_as_noise(samples, held_out, max_excess_nats=1.5) is expected
+
+
 def test_nothing_is_measured_on_nothing(twin: Backbone) -> None:
     quality = judge_samples(twin, [[1], [2]], [[], []], bos_id=EOT)
     assert quality.twin_nats_per_token is None
@@ -105,3 +126,4 @@ def test_nothing_is_measured_on_nothing(twin: Backbone) -> None:
     assert (quality.n_tokens, quality.n_samples) == (0, 2)
     usual = judge_samples(twin, [[1]], [[1, 2, 3]], bos_id=EOT)
     assert repeats_itself(quality, usual, min_share=0.5) is None
+    assert reads_as_noise(quality, usual, max_excess_nats=1.0) is None

@@ -2,7 +2,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from canvaslm.evaluation.sample_quality import judge_samples
 from canvaslm.evaluation.speedup import (
@@ -21,7 +23,9 @@ from canvaslm.measure import Timing
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
 from canvaslm.reporting.progress import untracked
+from canvaslm.sampling.evidence import Cavity, Posterior
 from canvaslm.sampling.request import Generated
+from canvaslm.sampling.sampler import CanvasSampler
 
 EOT = 40
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=8, vocab_size=41)
@@ -54,10 +58,12 @@ PARAMS = EvalSpeedupParams(
     entropy_bound=0.1,
     stop_entropy=0.005,
     stop_patience=1,
+    evidence="cavity",
     start_temperature=0.8,
     end_temperature=0.4,
     autoregressive_temperature=0.8,
     min_diversity_share=0.5,
+    max_excess_nats=1.0,
     vocab_chunk=16,
 )
 TASK = Task(prompts=[[1, 2, 3], [4, 5, 6], [7, 8, 9]], new_tokens=8, batch_rows=2, seed=1)
@@ -165,28 +171,59 @@ def test_speed_is_tokens_over_the_median_round(decoders: dict[str, Decoder]) -> 
     assert known.tokens_per_second == 12 / 4.0
 
 
+@pytest.fixture(scope="module")
+def knowing() -> Backbone:
+    """A twin that knows one thing: behind one of the ids 0 to 7 comes another of them."""
+    twin = Backbone(SHAPE.twin(), LAYOUT).eval()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+        twin.final_norm.weight.fill_(1.0)
+        twin.embedding.weight[:, 0] = 1.0
+        twin.embedding.weight[:8, 1] = 3.0
+    return twin
+
+
 # BR-67
-def test_decoder_that_repeats_itself_fails_the_comparison(
-    networks: tuple[Backbone, Backbone],
+def test_row_that_repeats_itself_or_reads_as_noise_fails_the_comparison_by_name(
+    networks: tuple[Backbone, Backbone], knowing: Backbone
 ) -> None:
-    denoiser, twin = networks
+    uniform = np.random.default_rng(0).integers(40, size=8).tolist()
     decoders: dict[str, Decoder] = {
-        "sane": Parrot(denoiser, range(8), canvases=2),
-        "stuck": Parrot(denoiser, [7] * 8, canvases=2),
+        "sane": Parrot(networks[0], range(8), canvases=2),
+        "stuck": Parrot(networks[0], [7] * 8, canvases=2),
+        "random": Parrot(networks[0], uniform, canvases=2),
     }
     rows, samples = count_rows(decoders, TASK, track=untracked)
-    assert verdict_of(rows) == "not_measured"
-    written = [[11, 12, 13, 14, 15, 11, 17, 18]] * 3
-    held_out = judge_samples(twin, TASK.prompts, written, bos_id=EOT)
+    assert verdict_of(rows) == ("not_measured", "not judged: sane, stuck, random")
+    written = [[1, 2, 3, 4, 5, 1, 7, 6]] * 3
+    held_out = judge_samples(knowing, TASK.prompts, written, bos_id=EOT)
     judged = judge_rows(
-        rows, samples, TASK, twin=twin, bos_id=EOT, held_out=held_out, min_diversity_share=0.5
+        rows, samples, TASK, twin=knowing, bos_id=EOT, held_out=held_out, params=PARAMS
     )
-    assert {name: row.is_repetitive for name, row in judged.items()} == {
-        "sane": False,
-        "stuck": True,
-    }
-    assert verdict_of(judged) == "fail"
-    assert verdict_of({"sane": judged["sane"]}) == "pass"
+    flags = {name: (row.is_repetitive, row.is_noise) for name, row in judged.items()}
+    assert flags == {"sane": (False, False), "stuck": (True, False), "random": (False, True)}
+    verdict, reason = verdict_of(judged)
+    assert verdict == "fail"
+    quality = judged["random"].quality
+    assert quality is not None
+    assert reason == (
+        f"stuck repeats itself; random reads as noise ({quality.twin_nats_per_token:.3g} nats per "
+        "token)"
+    )
+    assert verdict_of({"sane": judged["sane"]})[0] == "pass"
+
+
+@pytest.mark.parametrize("evidence", ["posterior", "cavity"])
+def test_evidence_is_what_the_params_say(
+    networks: tuple[Backbone, Backbone], evidence: str
+) -> None:
+    params = PARAMS.model_copy(update={"evidence": evidence})
+    decoders = build_decoders(*networks, params, eot_id=None, bos_id=EOT)
+    for name in ("fixed_16", "fixed_32", "adaptive_32"):
+        sampler = decoders[name]
+        assert isinstance(sampler, CanvasSampler)
+        assert sampler.evidence == (Cavity() if evidence == "cavity" else Posterior())
 
 
 def test_a_row_that_made_nothing_is_not_divided_by(networks: tuple[Backbone, Backbone]) -> None:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from canvaslm.errors import InputError
 from canvaslm.evaluation.continuation import Pieces, continue_text, unshown
 from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.params import load_section
+from canvaslm.sampling.evidence import Cavity, Posterior
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "canvas window"
@@ -83,6 +85,24 @@ def test_every_rule_that_can_be_named_runs(
         decodable, "diffusion", acceptance=acceptance, stopping=stopping, stop_entropy=9.0
     )
     assert len(ids) == 6
+
+
+def test_evidence_is_what_the_params_say(
+    decodable: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for rule in (Posterior, Cavity):
+        weigh = rule.weigh
+
+        def watched(*args: Any, weigh: Any = weigh, **kwargs: Any) -> Any:
+            asked.append(type(args[0]).__name__.lower())
+            return weigh(*args, **kwargs)
+
+        monkeypatch.setattr(rule, "weigh", watched)
+    for evidence in ("posterior", "cavity"):
+        asked.clear()
+        _continue(decodable, "diffusion", evidence=evidence)
+        assert asked == [evidence] * 2 * 4  # two canvases of four steps
 
 
 def test_watching_shows_the_text_grow_and_ends_with_what_is_printed(

@@ -13,6 +13,7 @@ from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.model.backbone import Backbone
 from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota, UnchangedOrStronger
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
+from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import MeanEntropy, Never, StableAndConfident, Stopping
@@ -114,6 +115,7 @@ def _canvas_sampler(
         "mean_entropy": MeanEntropy(threshold=threshold, patience=patience),
         "stable_and_confident": StableAndConfident(threshold=threshold, patience=patience),
     }
+    evidences: dict[str, Evidence] = {"posterior": Posterior(), "cavity": Cavity()}
     return CanvasSampler(
         model=model,
         acceptance=acceptances[params.acceptance],
@@ -123,6 +125,7 @@ def _canvas_sampler(
         end_temperature=params.end_temperature,
         eot_id=eot_id,
         vocab_chunk=params.vocab_chunk,
+        evidence=evidences[params.evidence],
         on_step=on_step,
     )
 

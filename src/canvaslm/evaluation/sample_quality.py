@@ -3,7 +3,8 @@
 The twin's nats per token say how probable samples are behind their prompts. On their own they
 reward repetition: a text that says one word for ever is very probable. So they never stand alone:
 the entropy of a sample's tokens and the share of its n-grams that are distinct fall when a text
-repeats itself, and the same figures for held-out text of the same length say what is usual.
+repeats itself, and the same figures for held-out text of the same length say what is usual. Both
+sides are needed: noise is diverse and improbable, a loop is probable and poor.
 """
 
 import math
@@ -97,6 +98,27 @@ def repeats_itself(
     return any(
         ours < min_share * usual for ours, usual in pairs if ours is not None and usual is not None
     )
+
+
+def reads_as_noise(
+    samples: SampleQuality, held_out: SampleQuality, *, max_excess_nats: float
+) -> bool | None:
+    """Say whether the twin finds samples far less probable than held-out text.
+
+    Noise is as diverse as can be, so nothing but its improbability gives it away.
+
+    Args:
+        samples: what is judged.
+        held_out: what is usual.
+        max_excess_nats: the most by which samples may cost more than held-out text, per token.
+
+    Returns:
+        Whether they cost more than that; ``None`` where one of the two was not measured.
+    """
+    ours, usual = samples.twin_nats_per_token, held_out.twin_nats_per_token
+    if ours is None or usual is None:
+        return None
+    return ours > usual + max_excess_nats
 
 
 @torch.no_grad()

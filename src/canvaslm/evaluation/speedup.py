@@ -8,23 +8,28 @@ since a count of forwards is the same whatever the weights are.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from canvaslm.evaluation.sample_quality import SampleQuality, judge_samples, repeats_itself
+from canvaslm.evaluation.sample_quality import (
+    SampleQuality,
+    judge_samples,
+    reads_as_noise,
+    repeats_itself,
+)
 from canvaslm.evaluation.speedup_params import EvalSpeedupParams
 from canvaslm.measure import ForwardCounter, Timing, interleaved_seconds
 from canvaslm.model.backbone import Backbone
 from canvaslm.randomness import stream
 from canvaslm.reporting.progress import Track
+from canvaslm.reporting.verdict import Verdict
 from canvaslm.sampling.acceptance import EntropyBound
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
+from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler
 from canvaslm.sampling.stopping import Never, StableAndConfident, Stopping
-
-Verdict = Literal["pass", "fail", "not_measured"]
 
 
 class Decoder(Protocol):
@@ -92,6 +97,7 @@ class SpeedupRow:
         tokens_per_second: by the median round.
         quality: of the samples.
         is_repetitive: whether they repeat themselves far more than held-out text does.
+        is_noise: whether the twin finds them far less probable than held-out text.
     """
 
     n_rows: int
@@ -108,6 +114,7 @@ class SpeedupRow:
     timing: Timing | None = None
     quality: SampleQuality | None = None
     is_repetitive: bool | None = None
+    is_noise: bool | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -133,6 +140,8 @@ def build_decoders(
         bos_id: the id before every window of the twin.
     """
 
+    evidences: dict[str, Evidence] = {"posterior": Posterior(), "cavity": Cavity()}
+
     def canvases(steps: int, stopping: Stopping) -> CanvasSampler:
         return CanvasSampler(
             model=denoiser,
@@ -143,6 +152,7 @@ def build_decoders(
             end_temperature=params.end_temperature,
             eot_id=eot_id,
             vocab_chunk=params.vocab_chunk,
+            evidence=evidences[params.evidence],
         )
 
     sure = StableAndConfident(threshold=params.stop_entropy, patience=params.stop_patience)
@@ -197,7 +207,7 @@ def judge_rows(
     twin: Backbone,
     bos_id: int,
     held_out: SampleQuality,
-    min_diversity_share: float,
+    params: EvalSpeedupParams,
 ) -> dict[str, SpeedupRow]:
     """Add the quality of each decoder's samples, held against held-out text of their length."""
     judged = {}
@@ -207,17 +217,34 @@ def judge_rows(
         judged[name] = dataclasses.replace(
             row,
             quality=quality,
-            is_repetitive=repeats_itself(quality, held_out, min_share=min_diversity_share),
+            is_repetitive=repeats_itself(quality, held_out, min_share=params.min_diversity_share),
+            is_noise=reads_as_noise(quality, held_out, max_excess_nats=params.max_excess_nats),
         )
     return judged
 
 
-def verdict_of(rows: dict[str, SpeedupRow]) -> Verdict:
-    """``fail`` where a decoder's samples repeat themselves: its speed is no speed of text."""
-    flags = [row.is_repetitive for row in rows.values()]
-    if any(flags):
-        return "fail"
-    return "not_measured" if None in flags else "pass"
+def verdict_of(rows: dict[str, SpeedupRow]) -> tuple[Verdict, str]:
+    """Judge a comparison, and say why.
+
+    Returns:
+        ``fail`` where a decoder's samples repeat themselves or read as noise, since its speed is
+        no speed of text; and the reason, which names each such row.
+    """
+    faults = [f"{name} {fault}" for name, row in rows.items() for fault in _faults(row)]
+    if faults:
+        return "fail", "; ".join(faults)
+    unjudged = [name for name, row in rows.items() if None in (row.is_repetitive, row.is_noise)]
+    if unjudged:
+        return "not_measured", f"not judged: {', '.join(unjudged)}"
+    return "pass", "no row repeats itself or reads as noise beside held-out text"
+
+
+def _faults(row: SpeedupRow) -> Iterator[str]:
+    """Why a row is not text."""
+    if row.is_repetitive:
+        yield "repeats itself"
+    if row.is_noise and row.quality is not None:
+        yield f"reads as noise ({row.quality.twin_nats_per_token:.3g} nats per token)"
 
 
 def _counted(made: list[Generated], new_tokens: int, counter: ForwardCounter) -> SpeedupRow:

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from canvaslm.params import Params
 
+_EVIDENCE = "which noisy tokens are evidence: all (posterior), or those accepted (cavity)"
+
 
 class EvalSpeedupParams(Params):
     """How decoders are compared: on which prompts, how long, how often, by which rules."""
@@ -24,6 +26,7 @@ class EvalSpeedupParams(Params):
     entropy_bound: float = Field(ge=0, description="joint entropy accepted in a step, nats")
     stop_entropy: float = Field(ge=0, description="adaptive row: mean entropy that stops, nats")
     stop_patience: int = Field(ge=0, description="adaptive row: extra repeats before it stops")
+    evidence: Literal["posterior", "cavity"] = Field(description=_EVIDENCE)
     start_temperature: float = Field(ge=0, description="temperature of a canvas's first step")
     end_temperature: float = Field(ge=0, description="temperature of a canvas's last step")
     autoregressive_temperature: float = Field(ge=0, description="temperature of the twin's tokens")
@@ -31,6 +34,10 @@ class EvalSpeedupParams(Params):
         ge=0,
         le=1,
         description="below this share of held-out text's entropy or distinct-n, samples repeat",
+    )
+    max_excess_nats: float = Field(
+        ge=0,
+        description="above held-out text's nats per token by more than this, samples are noise",
     )
     vocab_chunk: int = Field(
         ge=1, description="vocabulary entries at a time when a guess is embedded"
@@ -58,6 +65,7 @@ class GenerateParams(Params):
         description="mean_entropy: steps running (at least 1); stable_and_confident: extra repeats",
     )
     denoise_steps: int = Field(ge=1, description="the most steps that a canvas takes")
+    evidence: Literal["posterior", "cavity"] = Field(description=_EVIDENCE)
     start_temperature: float = Field(
         ge=0, description="temperature of a canvas's first step, and of the twin's tokens"
     )

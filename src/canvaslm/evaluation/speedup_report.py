@@ -1,8 +1,8 @@
 """What does the comparison of speeds read, and what does it write?
 
 ``metrics.json`` holds the rows of two comparisons, one of ``new_tokens`` and one of
-``short_new_tokens``, the held-out figures beside them, and the recipe. ``rows.csv`` is the same
-table, flat; ``samples.json`` is the text behind it.
+``short_new_tokens``, the held-out figures beside them, the recipe, and a verdict on the first.
+``samples.json`` is the text behind them.
 """
 
 from dataclasses import dataclass
@@ -34,16 +34,11 @@ from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
 from canvaslm.randomness import stream
-from canvaslm.reporting.files import write_csv, write_json
+from canvaslm.reporting.files import write_json
 from canvaslm.reporting.progress import Track
 from canvaslm.sampling.request import Generated
 
 _NOT_MEASURED = "not_measured"
-_REASONS = {
-    "pass": "no decoder repeats itself far more than held-out text does",
-    "fail": "a decoder repeats itself far more than held-out text does",
-    "not_measured": "samples were not judged",
-}
 _COUNTS = (
     "n_rows",
     "new_tokens",
@@ -190,7 +185,7 @@ def _compare(
         twin=twin,
         bos_id=eot_id,
         held_out=held_out,
-        min_diversity_share=params.min_diversity_share,
+        params=params,
     )
     return _Comparison(task=task, rows=rows, samples=samples, held_out=held_out)
 
@@ -235,7 +230,7 @@ def _recipe(params: EvalSpeedupParams, *, prompts: str, weights: str) -> dict[st
 
 
 def _write(out: Path, comparisons: list[_Comparison], setting: dict[str, Any]) -> None:
-    """Write ``metrics.json`` and ``rows.csv``."""
+    """Write ``metrics.json``."""
     main, short = (
         {
             name: _figures(row, comparison.rows["autoregressive"])
@@ -243,23 +238,16 @@ def _write(out: Path, comparisons: list[_Comparison], setting: dict[str, Any]) -
         }
         for comparison in comparisons
     )
-    verdict = verdict_of(comparisons[0].rows)
+    verdict, reason = verdict_of(comparisons[0].rows)
     metrics = setting | {
         "rows": main,
         "short_rows": short,
         "held_out": _quality(comparisons[0].held_out),
         "short_held_out": _quality(comparisons[1].held_out),
         "verdict": verdict,
-        "verdict_reason": _REASONS[verdict],
+        "verdict_reason": reason,
     }
     write_json(out / "metrics.json", metrics)
-    columns = [key for key, value in main["autoregressive"].items() if not isinstance(value, dict)]
-    lines = [
-        [name, *(figures[column] for column in columns)]
-        for rows in (main, short)
-        for name, figures in rows.items()
-    ]
-    write_csv(out / "rows.csv", ["decoder", *columns], lines)
 
 
 def _figures(row: SpeedupRow, twin: SpeedupRow) -> dict[str, Any]:
@@ -275,7 +263,7 @@ def _figures(row: SpeedupRow, twin: SpeedupRow) -> dict[str, Any]:
         "tokens_per_second_fastest": timing and row.tokens / timing.fastest_s,
         "speedup_over_autoregressive": rate / twin_rate if rate and twin_rate else None,
     }
-    figures |= seconds | {"is_repetitive": row.is_repetitive}
+    figures |= seconds | {"is_repetitive": row.is_repetitive, "is_noise": row.is_noise}
     quality = _quality(row.quality)
     figures |= {key: quality[key] for key in quality if key not in ("n_tokens", "n_samples")}
     figures = {key: _NOT_MEASURED if value is None else value for key, value in figures.items()}
