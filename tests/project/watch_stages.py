@@ -51,7 +51,7 @@ def _tell_native_opens() -> None:
             sys.audit("open", source, "b", 0)
             _plain(self, source, *rest, **more)
 
-        kind.__init__ = opened
+        setattr(kind, "__init__", opened)  # noqa: B010  types of classes are closed to assignment
 
 
 def watch(folder: Path, lines: dict[str, list[str]]) -> dict[str, Any]:

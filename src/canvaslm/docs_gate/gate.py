@@ -8,7 +8,7 @@ from typing import Any
 from canvaslm.docs_gate import DocsGateParams
 from canvaslm.docs_gate.citations import check_citations, uncited_symbols
 from canvaslm.docs_gate.commands import check_commands
-from canvaslm.docs_gate.links import check_links, check_measured_columns
+from canvaslm.docs_gate.links import check_links, check_measured_cells
 from canvaslm.docs_gate.pages import Fault, read_page
 from canvaslm.docs_gate.sources import Sources
 
@@ -57,7 +57,7 @@ def check_docs(params: DocsGateParams, root: Path) -> DocsReport:
         faults += check_citations(page, sources)
         faults += check_commands(page, sources)
         faults += check_links(page, by_file, root)
-        faults += check_measured_columns(page)
+        faults += check_measured_cells(page)
     faults += uncited_symbols(pages, sources)
     counts = {
         "pages": len(pages),

@@ -48,10 +48,14 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A cell of a table's body under its column's header, with the targets of its links."""
+    """A cell of a table's body under its column's header, with the targets of its links.
+
+    ``section`` is the text of the headings above it, outermost first.
+    """
 
     line: int
     header: str
+    section: str
     text: str
     targets: tuple[str, ...]
 
@@ -135,8 +139,12 @@ def _links(line: int, children: list[Token]) -> Iterator[Link]:
 def _cells(tokens: list[Token]) -> Iterator[Cell]:
     """The cells of all tables' bodies."""
     headers: list[str] = []
+    above: dict[str, str] = {}  # heading by level, h1 to h6
     column, in_head = 0, False
     for before, token in itertools.pairwise(tokens):
+        if before.type == "heading_open":
+            above = {level: text for level, text in above.items() if level < before.tag}
+            above[before.tag] = token.content
         if before.type == "thead_open":
             headers, in_head = [], True
         elif before.type == "tbody_open":
@@ -150,6 +158,7 @@ def _cells(tokens: list[Token]) -> Iterator[Cell]:
             yield Cell(
                 line=token.map[0] + 1 if token.map else 1,
                 header=headers[column],
+                section=" / ".join(above.values()),
                 text="".join(child.content for child in token.children or []),
                 targets=tuple(link.target for link in links),
             )

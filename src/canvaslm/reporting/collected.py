@@ -1,5 +1,6 @@
 """What do all reports say together: their figures under one roof, and their verdicts?"""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -115,6 +116,39 @@ def find_verdicts(metrics: dict[str, Any], place: str = "") -> Iterator[Finding]
     for name, value in sorted(metrics.items()):
         if isinstance(value, dict):
             yield from find_verdicts(value, f"{place}.{name}" if place else name)
+
+
+def refuse_other_run(reports: Path, *, recorded: dict[str, Any], params: dict[str, Any]) -> None:
+    """Refuse reports that are not those of these params, by DVC's record of its last run.
+
+    Args:
+        reports: the folder of reports, as it is named in ``dvc.yaml``.
+        recorded: the content of ``dvc.lock``.
+        params: the content of the params file.
+
+    Raises:
+        InputError: a stage ran with other values, or a report is not the one that it wrote.
+    """
+    for name, stage in recorded.get("stages", {}).items():
+        for section, values in stage.get("params", {}).get("params.yaml", {}).items():
+            if params.get(section) != values:
+                raise InputError(
+                    f"dvc.lock:{name}",
+                    expected=f"a run with the values of params.yaml:{section}",
+                    got="one with others",
+                    fix="run `make repro`",
+                )
+        for out in stage.get("outs", []):
+            file = reports.parent / out["path"]
+            if out["path"].endswith("/metrics.json") and file.is_file():
+                content = hashlib.md5(file.read_bytes(), usedforsecurity=False)
+                if content.hexdigest() != out.get("md5"):
+                    raise InputError(
+                        file,
+                        expected=f"the report that {name} wrote when DVC last ran it",
+                        got="another",
+                        fix="run `make repro`",
+                    )
 
 
 def _reports_in(metrics: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
