@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from canvaslm.corpus.fetch import hash_file
 from canvaslm.corpus.manifest import Manifest
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.corpus.windows import Windows
@@ -126,10 +127,25 @@ def test_shard_of_fifty_million_tokens_holds_12207_windows_and_a_tail_of_128(
     pack: Pack, scripted: Scripted
 ) -> None:
     folder, manifest = pack({"train": [numbers(1, 20)], "val": [numbers(1, 9)]}, scripted(50))
-    os.truncate(folder / manifest.splits["train"][0].file, 2 * 50_000_000)  # a hole on the disk
+    shard = folder / manifest.splits["train"][0].file
+    os.truncate(shard, 2 * 50_000_000)  # a hole on the disk
     record = json.loads((folder / "manifest.json").read_text())
-    record["splits"]["train"][0]["tokens"] = 50_000_000
+    record["splits"]["train"][0] |= {"tokens": 50_000_000, "sha256": hash_file(shard)}
     (folder / "manifest.json").write_text(json.dumps(record))
     windows = Windows(folder, "train", 4096)
     assert (len(windows), windows.tail_tokens) == (12_207, 128)
     assert windows.place_of(12_206) == (0, 12_206 * 4096)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_shard_with_one_flipped_bit_is_refused_on_opening(
+    pack: Pack, scripted: Scripted, split: str
+) -> None:
+    folder, manifest = pack({"train": [numbers(1, 20)], "val": [numbers(1, 9)]}, scripted(50))
+    shard = manifest.splits[split][-1]
+    content = bytearray((folder / shard.file).read_bytes())
+    content[3] ^= 1
+    (folder / shard.file).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{shard.file}: expected sha256 {shard.sha256}.*, got "):
+        Windows(folder, split, 5)
+    Windows(folder, "val" if split == "train" else "train", 5)

@@ -2,7 +2,9 @@
 
 A window is T tokens of one shard, and the next begins where it ends: no shift, since a denoiser's
 input and target are the same tokens, and no overlap. What is left at a shard's end is its tail; it
-is counted, never padded, since filling it up would add text that nobody wrote.
+is counted, never padded, since filling it up would add text that nobody wrote. A run's identity is
+the manifest's, so the bytes must be those that the manifest vouches for: each shard is hashed once,
+when it is opened.
 """
 
 from functools import cached_property
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from canvaslm.corpus.manifest import read_manifest, read_places, read_token_bytes
+from canvaslm.corpus.fetch import hash_file
+from canvaslm.corpus.manifest import Shard, read_manifest, read_places, read_token_bytes
 from canvaslm.errors import InputError
 
 
@@ -26,16 +29,13 @@ class Windows:
             window_tokens: T.
 
         Raises:
-            InputError: the folder is incomplete, a size disagrees, or no window fits.
+            InputError: the folder is incomplete, a size or a hash disagrees, or no window fits.
         """
         self.manifest = read_manifest(shards_dir)
         self.split = split
         self.window_tokens = window_tokens
         self._shards_dir = shards_dir
-        self._shards = [
-            np.memmap(shards_dir / shard.file, dtype=self.manifest.id_type, mode="r")
-            for shard in self.manifest.splits[split]
-        ]
+        self._shards = [self._open(shard) for shard in self.manifest.splits[split]]
         per_shard = [len(shard) // window_tokens for shard in self._shards]
         self._ends = np.cumsum(per_shard)  # windows up to and including each shard
         self.tail_tokens = sum(len(shard) % window_tokens for shard in self._shards)
@@ -87,6 +87,19 @@ class Windows:
     def text_bytes_of(self, index: int) -> np.ndarray:
         """Bytes of text that each token of a window stands for, (T,) int64; an end of text 0."""
         return self._token_bytes[self.gather(np.array([index]))[0]]
+
+    def _open(self, shard: Shard) -> np.ndarray:
+        """Map a shard whose bytes are those that were packed."""
+        path = self._shards_dir / shard.file
+        got = hash_file(path)
+        if got != shard.sha256:
+            raise InputError(
+                path,
+                expected=f"sha256 {shard.sha256}, as in the manifest",
+                got=got,
+                fix="run stages/pack_shards.py again",
+            )
+        return np.memmap(path, dtype=self.manifest.id_type, mode="r")
 
     @cached_property
     def _shard_starts(self) -> np.ndarray:
