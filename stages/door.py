@@ -7,6 +7,7 @@ a temporary experiment checkout never runs the installed library by mistake.
 import errno
 import functools
 import importlib
+import io
 import logging
 import os
 import sys
@@ -51,7 +52,13 @@ def main(stage: Callable[..., None]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(_guarded(stage))
-    app()
+    try:
+        status = app(standalone_mode=False)
+    except typer.TyperException as error:  # what is wrong with the command line itself
+        told = error.format_message() if hasattr(error, "format_message") else str(error)
+        typer.echo(" ".join(f"{sys.argv[0]}: {told.rstrip('.')}; see --help".split()), err=True)
+        status = 2
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 def track(items: Iterable[T], *, total: int, label: str) -> Iterator[T]:
@@ -60,6 +67,26 @@ def track(items: Iterable[T], *, total: int, label: str) -> Iterator[T]:
         yield from _bar(items, total, label)
     else:
         yield from _lines(items, total, label)
+
+
+def say(text: str) -> None:
+    """Write text to stdout; what a terminal cannot show, or would obey, is shown as escapes.
+
+    Raises:
+        InputError: stdout is closed, so that the text would be lost.
+    """
+    from canvaslm.errors import InputError
+
+    if sys.stdout is None:
+        raise InputError(
+            "stdout", expected="an open stream", got="a closed one", fix="send the text somewhere"
+        )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stdout.isatty():
+        shown = (c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+        text = "".join(shown)
+    sys.stdout.write(f"{text}\n")
 
 
 def validate_params(path: Path) -> None:
@@ -73,6 +100,13 @@ def validate_params(path: Path) -> None:
 
     content = read_yaml(path)
     known = [*SECTIONS, *NOT_SECTIONS]
+    if not isinstance(content.get("profile"), str):
+        raise InputError(
+            f"{path}:profile",
+            expected="the name of a profile",
+            got=repr(content.get("profile")),
+            fix="run `make profile NAME=laptop`",
+        )
     for name in content:
         if name not in known:
             raise InputError(
@@ -121,6 +155,8 @@ def _guarded(stage: Callable[..., None]) -> Callable[..., None]:
             _leave(f"gate closed: {error}", 1)
         except OSError as error:
             _leave(_tell(error), 2)
+        except KeyboardInterrupt:
+            _leave("interrupted; the same command again goes on or starts over", 130)
 
     return run
 

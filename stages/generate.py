@@ -1,13 +1,12 @@
 """Continue a prompt with a trained model; no part of the pipeline."""
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from door import PARAMS, main
+from door import PARAMS, main, say
 
 
 def generate(
@@ -37,7 +36,8 @@ def generate(
     setup = load_section(params, "generate", GenerateParams)
     if seed is not None:
         setup = setup.model_copy(update={"seed": seed})
-    live = Live(console=Console(stderr=True)) if watch else None
+    console = Console(stderr=True)  # the finished canvas gives way to the text where both are seen
+    live = Live(console=console, transient=console.is_terminal) if watch else None
 
     def draw(pieces: Pieces) -> None:
         assert live is not None
@@ -52,7 +52,7 @@ def generate(
             params=setup,
             show=draw if watch else unshown,
         )
-    sys.stdout.write(continuation.text + "\n")
+    say(continuation.text)
 
 
 if __name__ == "__main__":
