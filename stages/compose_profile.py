@@ -1,3 +1,4 @@
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,12 @@ def compose_profile(
     from canvaslm.profiles import composed_profile
     from canvaslm.reporting.files import write_bytes
 
-    write_bytes(out, composed_profile(name, configs).encode())
-    validate_params(out)
+    text = composed_profile(name, configs)
+    with tempfile.TemporaryDirectory() as aside:
+        draft = Path(aside) / f"{name}.yaml"
+        draft.write_text(text, encoding="utf-8")
+        validate_params(draft)
+    write_bytes(out, text.encode())
 
 
 if __name__ == "__main__":

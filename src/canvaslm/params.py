@@ -33,6 +33,9 @@ Switch = Annotated[bool, BeforeValidator(_as_switch)]
 """A knob that is on or off; every knob that is one has this type."""
 
 
+_LARGEST = 2**31 - 1  # of any whole number; counts beyond it are slips of the keyboard
+
+
 class Params(BaseModel):
     """Base of every section: frozen, strict in types, and closed to unknown keys."""
 
@@ -60,8 +63,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from None
     try:
         content = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        got = " ".join(str(error).split())
+    except (YAMLError, ValueError, RecursionError) as error:  # dates, numbers, nesting among them
+        got = " ".join(str(error).split())[:200]
         raise InputError(path, expected="YAML", got=got, fix="correct that line") from None
     if not isinstance(content, dict):
         raise InputError(
@@ -106,8 +109,16 @@ def parse_section(values: object, model: type[P], *, where: str) -> P:
         raise InputError(
             where, expected="a mapping", got=repr(values), fix="indent the keys of the section"
         )
+    for key, value in values.items():
+        if type(value) is int and abs(value) > _LARGEST:
+            raise InputError(
+                f"{where}.{key}",
+                expected=f"a whole number up to {_LARGEST}",
+                got=f"{len(str(abs(value)))} digits",
+                fix="correct the value",
+            )
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
         raise _as_input_error(error, model, where) from None
 
@@ -126,7 +137,7 @@ def compose(base: Mapping[str, Any], overrides: Mapping[str, Any], *, where: str
     merged = dict(base)
     for key, value in overrides.items():
         if key not in base:
-            raise _unknown_key(f"{where}:{key}", key, base)
+            raise _unknown_key(f"{where}:{key}", str(key), base)
         inner = base[key]
         if isinstance(inner, Mapping) and isinstance(value, Mapping):
             merged[key] = compose(inner, value, where=f"{where}:{key}")
@@ -162,10 +173,10 @@ def describe_knobs(model: type[Params]) -> list[dict[str, str]]:
     return rows
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: object, known: Iterable[str]) -> str:
     """Advise on a name that is not known: the nearest one, or all of them."""
     names = list(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"did you mean {nearest[0]!r}?" if nearest else f"the names are {_listed(names)}"
 
 
