@@ -30,6 +30,7 @@ test: $(SETUP) ## run the tests
 
 repro: $(SETUP) ## run the pipeline: only what changed runs
 	dvc repro
+	@echo "The page of this run is reports/index.html; make verdicts prints what it judges."
 
 verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fail
 	python stages/print_verdicts.py

@@ -33,6 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = _runs(options.tokens, options.width, options.vocab, options.vocab_chunk)
     timings = interleaved_seconds(runs, device=CPU, rounds=options.rounds, warmup_rounds=1)
+    print(f"{options.tokens} tokens, width {options.width}, vocabulary {options.vocab}")
     products_s = timings["products"].median_s
     rows = {name: timing.median_s / products_s for name, timing in timings.items()}
     for name, multiple in rows.items():

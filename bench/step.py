@@ -51,6 +51,7 @@ def main() -> None:
         runs[kind] = _step(Learner(plan, objective, CPU), plan)
         flops[kind] = objective.flops_per_window(plan.model) * n_windows
         tokens[kind] = plan.layout.window_tokens * n_windows
+    print(f"one step at the shape of {options.params}, against a product of {PRODUCT} squared")
     timings = interleaved_seconds(runs, device=CPU, rounds=options.rounds, warmup_rounds=1)
     peak = flops["product"] / timings["product"].median_s
     rows = {}

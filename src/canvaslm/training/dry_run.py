@@ -1,5 +1,6 @@
 """Would this run work here, before any of its outs is touched?"""
 
+import logging
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from canvaslm.training.learner import Learner
 from canvaslm.training.loop import advance, gather, start, window_numbers
 from canvaslm.training.memory import estimate_memory, refuse_what_does_not_fit
 from canvaslm.training.plan import Recipe
+
+_log = logging.getLogger(__name__)
 
 
 def dry_run(recipe: Recipe, *, shards: Path, code_digest: str) -> str:
@@ -36,6 +39,7 @@ def dry_run(recipe: Recipe, *, shards: Path, code_digest: str) -> str:
         return (
             f"{parameters:,} parameters, estimated peak {estimate} on a GPU; not run here: {error}"
         )
+    _log.info("%s parameters, estimated peak %s", f"{parameters:,}", estimate)
     job = make_job(recipe, shards=shards, code_digest=code_digest)
     with tempfile.TemporaryDirectory() as place:
         n_steps = _train_save_load(job, device, Path(place))
