@@ -24,14 +24,17 @@ def audit_windows(
     from canvaslm.errors import GateClosedError
     from canvaslm.layout import Layout
     from canvaslm.params import load_section
-    from canvaslm.reporting.files import write_json
+    from canvaslm.reporting.files import to_json, write_files
 
     section = load_section(params, "audit_windows", AuditParams)
     layout = load_section(params, "layout", Layout)
     found = audit(shards, Tokenizer.load(tokenizer), section, layout, track=track)
-    write_json(reports / "samples.json", found.samples)
-    write_json(reports / "faults.json", {"faults": [asdict(fault) for fault in found.faults]})
-    write_json(reports / "metrics.json", found.metrics)
+    contents = {
+        "samples.json": found.samples,
+        "faults.json": {"faults": [asdict(fault) for fault in found.faults]},
+        "metrics.json": found.metrics,
+    }
+    write_files({reports / name: to_json(content).encode() for name, content in contents.items()})
     if found.faults:
         raise GateClosedError(f"{found.faults[0]} ({len(found.faults)} fault(s) in {reports})")
 

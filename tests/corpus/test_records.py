@@ -1,5 +1,6 @@
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,7 @@ def test_shared_case_gives_what_the_reference_reader_gave(
 ) -> None:
     """Beside two texts of ours, one for each split, so that only the case itself can fail."""
     expected, folder = case["strict"], tmp_path / "in"
+    raw = tmp_path / "raw"
     folder.mkdir()
     copy = folder / Path(name).name.lstrip(".")
     copy.write_bytes((CASES / name).read_bytes())
@@ -248,21 +250,74 @@ def test_shared_case_gives_what_the_reference_reader_gave(
     collect = CollectParams(on_bad_record="stop", val_share=0.5, max_documents=None)
     if not copy.name.lower().endswith(READ):
         with pytest.raises(InputError, match="got suffix"):
-            fetch_corpus(params, tmp_path)
+            fetch_corpus(params, raw)
         return
-    fetch_corpus(params, tmp_path)
+    fetch_corpus(params, raw)
     if "error" in expected and "no usable documents" not in expected["error"]:
         with pytest.raises(InputError) as refused:
-            collect_documents(read_inputs(tmp_path), collect, tmp_path, track=untracked)
+            collect_documents(read_inputs(raw), collect, tmp_path / "out", track=untracked)
         place, _, reason = expected["error"].removeprefix(f"{Path(name).parent}/").partition(": ")
         known = next((ours for theirs, ours in WORDS.items() if theirs in reason), reason)
         message = str(refused.value)
         assert message.startswith(place.lstrip(".").replace(" row ", ":row ") + ": ")
         assert known in message
         return
-    counts = collect_documents(read_inputs(tmp_path), collect, tmp_path, track=untracked)
+    counts = collect_documents(read_inputs(raw), collect, tmp_path / "out", track=untracked)
     skipped = {"null": counts.null, "empty": counts.blank}
     kept = sum(counts.documents.values()) + counts.duplicates - 2
     assert kept == expected.get("docs", 0)
     if "docs" in expected:
         assert {reason: n for reason, n in skipped.items() if n} == expected["skipped"]
+
+
+def collected(folder: Path, pattern: str, out: Path) -> list[dict[str, Any]]:
+    """The documents of a folder of shared cases, both splits in file order."""
+    params = FetchParams(source="files", path=str(folder), pattern=pattern, text_field="text")
+    fetch_corpus(params, out / "raw")
+    collect = CollectParams(on_bad_record="stop", val_share=0.5, max_documents=None)
+    collect_documents(read_inputs(out / "raw"), collect, out / "documents", track=untracked)
+    tables = (pq.read_table(path) for path in (out / "documents").iterdir())
+    return sorted((row for t in tables for row in t.to_pylist()), key=lambda row: row["doc_id"])
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases lie outside the repository")
+def test_shared_folders_give_the_documents_that_their_readme_says(tmp_path: Path) -> None:
+    """`shared/cases/documents/README.md`: trees, mixed formats, and copies over files."""
+    shutil.copytree(CASES / "tree", tmp_path / "tree")
+    with pytest.raises(InputError, match=r"^image\.png\.txt: expected UTF-8"):
+        collected(tmp_path / "tree", "*.txt", tmp_path)
+    (tmp_path / "tree/image.png.txt").unlink()
+    tree = collected(tmp_path / "tree", "*.[tT][xX][tT]", tmp_path)
+    assert [row["source"] for row in tree] == [
+        "UPPER.TXT",
+        "a/b/two.txt",
+        "a/one.txt",
+        "file1.txt",
+        "file10.txt",
+        "file2.txt",
+        "with space é.txt",
+    ]
+    mixed = collected(CASES / "mixed", "part*", tmp_path)
+    assert [row["source"] for row in mixed] == [
+        "part1.jsonl:1",
+        "part1.jsonl:2",
+        "part2.parquet:row 0",
+        "part2.parquet:row 1",
+        "part3.txt",
+    ]
+    for name, kept in (("across", 3), ("train_val", 5)):
+        assert len(collected(CASES / "dups" / name, "*", tmp_path)) == kept
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases lie outside the repository")
+def test_shared_text_is_the_same_from_every_format(tmp_path: Path) -> None:
+    names = ["good.jsonl", "good.jsonl.gz", "good.parquet"]
+    names += ["large_string.parquet", "dictionary.parquet", "row_groups.parquet"]
+    assert len(texts(CASES / "good/good.jsonl")) == 5
+    for name in names:
+        assert texts(CASES / "good" / name) == texts(CASES / "good/good.jsonl")
+    with_bom, without = (
+        texts(CASES / "encoding/utf8_bom.jsonl"),
+        texts(CASES / "good/good.jsonl"),
+    )
+    assert with_bom == without

@@ -145,56 +145,88 @@ def test_packing_again_replaces_what_lay_there(pack: Pack, scripted: Scripted) -
     assert read_manifest(folder) == manifest
 
 
-def test_failed_run_leaves_an_incomplete_folder(pack: Pack, scripted: Scripted) -> None:
+def contents(folder: Path) -> dict[Path, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def test_failed_run_leaves_the_shards_that_were_there(pack: Pack, scripted: Scripted) -> None:
     # BR-10
-    folder, _ = pack({"train": ["1"], "val": ["4"]}, scripted(10))
+    folder, manifest = pack({"train": ["1"], "val": ["4"]}, scripted(10))
+    before = contents(folder)
     with pytest.raises(InputError, match="got id 11"):
         pack({"train": ["1"], "val": ["11"]}, scripted(10))
-    with pytest.raises(InputError, match="incomplete dataset"):
-        read_manifest(folder)
+    assert contents(folder) == before
+    assert read_manifest(folder) == manifest
+    assert not [p.name for p in folder.parent.iterdir() if p.name.startswith(".")]
+
+
+def test_folder_that_holds_something_else_loses_nothing(pack: Pack, scripted: Scripted) -> None:
+    folder, _ = pack({"train": ["1"], "val": ["4"]}, scripted(10))
+    (folder / "notes.txt").write_text("mine")
+    before = contents(folder)
+    with pytest.raises(InputError, match=r"got 'notes\.txt'; move that away"):
+        pack({"train": ["1"], "val": ["4"]}, scripted(10))
+    assert contents(folder) == before
 
 
 KILLED = """
-import os, signal
+import os, signal, sys
 from pathlib import Path
 import canvaslm.corpus.shards as shards
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.reporting.progress import untracked
-write = shards.write_bytes
+where = sys.argv[1]
+write, rename = Path.write_bytes, Path.rename
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 def write_and_die(path, content):
     write(path, content)
-    if path.name == "shard_00001.bin":
-        os.kill(os.getpid(), signal.SIGKILL)
-shards.write_bytes = write_and_die
+    if where == "in a shard" and path.name == "shard_00001.bin":
+        die()
+def rename_and_die(path, target):
+    rename(path, target)
+    if where == "between the renames" and path.name == "shards":
+        die()
+    if where == "after the renames" and path.name == ".shards.partial":
+        die()
+Path.write_bytes, Path.rename = write_and_die, rename_and_die
 params = shards.PackParams(shard_tokens=50, n_threads=1)
 shards.pack_shards(Path("documents"), Tokenizer.load(Path("tokenizer.json")), params,
                    Path("shards"), track=untracked)
 """
 
 
-def test_killed_run_is_incomplete_and_a_rerun_gives_the_clean_bytes(
+@pytest.mark.parametrize("where", ["in a shard", "between the renames", "after the renames"])
+def test_killed_run_leaves_the_old_shards_or_none_and_a_rerun_gives_the_clean_bytes(
     pack: Pack,
     tokenizer: Tokenizer,
     tokenizer_json: bytes,
     prose: list[str],
     tmp_path: Path,
     write_documents: Callable[..., Path],
+    where: str,
 ) -> None:
     # BR-10
     texts = {"train": prose, "val": ["held out"]}
     _, clean = pack(texts, tokenizer, shard_tokens=50, name="clean")
+    _, old = pack({"train": prose[:3], "val": ["held out"]}, tokenizer, name="shards")
     write_documents(tmp_path / "documents", texts)
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_json)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     result = subprocess.run(
-        [sys.executable, "-c", KILLED], cwd=tmp_path, env=environment, check=False
+        [sys.executable, "-c", KILLED, where], cwd=tmp_path, env=environment, check=False
     )
     assert result.returncode == -signal.SIGKILL
-    assert (tmp_path / "shards/train/shard_00001.bin").is_file()
-    with pytest.raises(InputError, match="incomplete dataset"):
-        read_manifest(tmp_path / "shards")
+    if where == "between the renames":
+        with pytest.raises(InputError, match="incomplete dataset"):
+            read_manifest(tmp_path / "shards")
+    else:
+        assert read_manifest(tmp_path / "shards") == (old if where == "in a shard" else clean)
     _, again = pack(texts, tokenizer, shard_tokens=50, name="shards")
     assert again == clean
+    assert contents(tmp_path / "shards") == contents(tmp_path / "clean")
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_empty_or_missing_split_is_refused(pack: Pack, scripted: Scripted) -> None:
@@ -237,5 +269,74 @@ def test_manifest_of_another_format_is_refused(pack: Pack, scripted: Scripted) -
     folder, _ = pack({"train": ["1"], "val": ["4"]}, scripted(10))
     record = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(record | {"format_version": 2}))
-    with pytest.raises(InputError, match="format_version 1, got 2"):
+    with pytest.raises(InputError, match="format_version: Input should be 1, got 2"):
         read_manifest(folder)
+
+
+def without(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda values: values.pop(key)
+
+
+def put(key: str, value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda values: values.update({key: value})
+
+
+SHARD_KEYS = ["file", "tokens", "documents", "text_bytes", "sha256"]
+MANIFEST_KEYS = [
+    "format_version",
+    "dtype",
+    "vocab_size",
+    "eot_id",
+    "tokenizer_sha256",
+    "documents_sha256",
+    "token_bytes_sha256",
+    "splits",
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "damage"),
+    [
+        *(("shard", without(key)) for key in SHARD_KEYS),
+        *(("shard", put(key, [3.5])) for key in [*SHARD_KEYS, "more"]),
+        ("shard", put("tokens", "7")),
+        ("shard", put("tokens", 0)),
+        ("shard", put("file", "../../train.bin")),
+        *(("whole", without(key)) for key in MANIFEST_KEYS),
+        *(("whole", put(key, [3.5])) for key in [*MANIFEST_KEYS, "more"]),
+        ("whole", put("dtype", "int8")),
+        ("splits", without("val")),
+        ("splits", put("test", [])),
+        ("splits", put("val", [])),
+        ("splits", put("val", [3])),
+    ],
+)
+def test_value_that_does_not_fit_in_the_manifest_is_refused(
+    pack: Pack, scripted: Scripted, place: str, damage: Callable[[dict[str, Any]], object]
+) -> None:
+    folder, _ = pack({"train": ["1"], "val": ["4"]}, scripted(10))
+    record = json.loads((folder / "manifest.json").read_text())
+    splits = record["splits"]
+    damage({"whole": record, "splits": splits, "shard": splits["train"][0]}[place])
+    (folder / "manifest.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="run stages/pack_shards") as told:
+        read_manifest(folder)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["documents.parquet", "token_bytes.bin"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "folder"])
+def test_damaged_table_beside_the_shards_is_refused(
+    pack: Pack, scripted: Scripted, name: str, damage: str
+) -> None:
+    folder, _ = pack({"train": ["1"], "val": ["4"]}, scripted(10))
+    whole = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if damage == "cut":
+        (folder / name).write_bytes(whole[:-3])
+    elif damage == "flipped":
+        (folder / name).write_bytes(whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+    elif damage == "folder":
+        (folder / name).mkdir()
+    with pytest.raises(InputError, match=rf"{name}: .* run stages/pack_shards"):
+        _ = read_places(folder, "train"), read_token_bytes(folder)

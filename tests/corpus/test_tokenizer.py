@@ -221,7 +221,7 @@ def broken(parsed: dict[str, Any], fault: str) -> dict[str, Any]:
         parsed["pre_tokenizer"] = {"type": "Whitespace"}
     elif fault == "add_prefix_space":
         parsed["pre_tokenizer"]["add_prefix_space"] = True
-    elif fault == "model of type":
+    elif fault == "model.type":
         model["type"] = "WordPiece"
     elif fault == "dropout":
         model["dropout"] = 0.1
@@ -237,8 +237,11 @@ def broken(parsed: dict[str, Any], fault: str) -> dict[str, Any]:
         model["vocab"]["zz"] = 800
     elif fault == "of the 256 bytes":
         del model["vocab"]["ÿ"]
-    elif fault == "KeyError":
+    elif fault == "added_tokens: Field required":
         del parsed["added_tokens"]
+    elif fault == "merges of what is no token":
+        model["vocab"]["zz"] = 400
+        model["merges"].append(["zz", ""])
     return parsed
 
 
@@ -248,14 +251,15 @@ def broken(parsed: dict[str, Any], fault: str) -> dict[str, Any]:
         "normalizer",
         "pre-tokenizer",
         "add_prefix_space",
-        "model of type",
+        "model.type",
         "dropout",
         "merges in another order",
         "which its merges never make",
         "not spelled in bytes",
         "each once",
         "of the 256 bytes",
-        "KeyError",
+        "added_tokens: Field required",
+        "merges of what is no token",
     ],
 )
 def test_own_tokenizer_that_would_be_followed_wrongly_is_refused(
@@ -273,6 +277,58 @@ def test_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match="run stages/train_tokenizer"):
         Tokenizer.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ((), 3),
+        (("model",), None),
+        (("model", "vocab"), ["a"]),
+        (("model", "vocab", "a"), "64"),
+        (("model", "vocab", "a"), -1),
+        (("model", "vocab", "a"), 1 << 40),
+        (("model", "merges"), {"a": "b"}),
+        (("model", "merges", 0), ["a"]),
+        (("model", "merges", 0), "a b c"),
+        (("model", "merges", 0), 3),
+        (("added_tokens",), {}),
+        (("added_tokens",), []),
+        (("added_tokens", 0), "x"),
+        (("added_tokens", 0), {"content": "x", "id": 399}),
+        (("added_tokens", 0, "id"), None),
+        (("added_tokens", 0, "content"), 3),
+        (("added_tokens", 0, "special"), "yes"),
+        (("pre_tokenizer",), "ByteLevel"),
+    ],
+)
+def test_value_that_does_not_fit_in_a_tokenizer_is_refused(
+    tokenizer_json: bytes, tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    parsed = {"whole": json.loads(tokenizer_json)}
+    inner: Any = parsed
+    *way, last = ("whole", *place)
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed["whole"]))
+    with pytest.raises(InputError) as told:
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    assert "\n" not in str(told.value)
+    with pytest.raises(InputError):
+        adopted(tmp_path / "tokenizer.json", 400)
+
+
+def test_token_that_is_added_twice_is_refused(tokenizer_json: bytes) -> None:
+    parsed = json.loads(tokenizer_json)
+    parsed["added_tokens"].insert(0, parsed["added_tokens"][0] | {"id": 3, "special": False})
+    with pytest.raises(InputError, match="each once"):
+        Tokenizer(json.dumps(parsed).encode(), "tokenizer.json")
+
+
+def test_folder_in_the_place_of_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Is a directory"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("token", [-1, 400])

@@ -39,12 +39,16 @@ def test_download_that_fails_is_one_line_and_exit_2(
 
 
 def test_path_that_does_not_exist_is_one_line_and_exit_2(
+    corpus: Path,
     run_stage: Callable[..., int],
     change_params: Callable[..., None],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    assert run_stage("fetch_corpus") == 0
+    before = (corpus / "data/raw/inputs.json").read_bytes()
     change_params(fetch_corpus={"path": "nowhere"})
     assert run_stage("fetch_corpus") == 2
+    assert (corpus / "data/raw/inputs.json").read_bytes() == before
     assert capfd.readouterr().err.startswith("nowhere: expected a folder or a file")
 
 

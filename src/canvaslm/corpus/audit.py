@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from canvaslm.corpus.documents import SPLITS
+from canvaslm.corpus.entropy import entropy_nats
 from canvaslm.corpus.integrity import Fault, check_agreement, check_shards, read_ids
 from canvaslm.corpus.manifest import Manifest, parse_manifest, read_token_bytes
 from canvaslm.corpus.ngrams import NgramSet, ngram_hashes
@@ -106,7 +107,7 @@ def audit_windows(
         "shared_windows": None,
         "shared_ngram_share": None,
     }
-    samples: dict[str, list[dict[str, Any]]] = {}
+    samples: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     if not faults:
         both = {split: Windows(shards_dir, split, layout.window_tokens) for split in SPLITS}
         for split, windows in both.items():
@@ -130,7 +131,6 @@ def _measure(shards_dir: Path, windows: Windows) -> dict[str, Any]:
         counts += np.bincount(ids, minlength=manifest.vocab_size)
     tokens = int(counts.sum())
     text_bytes = int(counts @ read_token_bytes(shards_dir))
-    shares = counts[counts > 0] / tokens
     return {
         "documents": int(counts[manifest.eot_id]),
         "shards": len(shards),
@@ -138,7 +138,7 @@ def _measure(shards_dir: Path, windows: Windows) -> dict[str, Any]:
         "text_bytes": text_bytes,
         "tokens": tokens,
         "tokens_per_byte": tokens / text_bytes,
-        "unigram_entropy_nats": float(-(shares * np.log(shares)).sum()),
+        "unigram_entropy_nats": entropy_nats(counts),
         "vocab_used": int((counts > 0).sum()),
         "windows": len(windows),
     }

@@ -8,9 +8,41 @@ its ids.
 
 import json
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from canvaslm.corpus.written import parse_written
 from canvaslm.errors import InputError
+
+_EXPECTED = "a byte-level BPE tokenizer.json with the split pattern of GPT-2"
+_FIX = "use such a tokenizer, or set train_tokenizer.source: train"
+_Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Merge = Annotated[str, Field(pattern="^[^ ]+ [^ ]+$")] | tuple[str, str]
+
+
+class _Part(BaseModel):
+    """What is read here of a part of the file; there may be more in it."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _AddedToken(_Part):
+    content: str = Field(min_length=1)
+    id: _Id
+    special: bool
+
+
+class _Bpe(_Part):
+    type: Literal["BPE"]
+    vocab: dict[str, _Id]
+    merges: list[_Merge]
+
+
+class _File(_Part):
+    model: _Bpe
+    added_tokens: list[_AddedToken]
+    pre_tokenizer: dict[str, Any] | None = None
 
 
 def parse_tokenizer(content: bytes, where: str) -> dict[str, Any]:
@@ -19,15 +51,8 @@ def parse_tokenizer(content: bytes, where: str) -> dict[str, Any]:
     Raises:
         InputError: it is not the JSON of a BPE tokenizer.
     """
-    try:
-        parsed = json.loads(content)
-        kind = parsed["model"]["type"]
-        _ = parsed["model"]["vocab"], parsed["model"]["merges"], parsed["added_tokens"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _not_ours(where, f"{type(error).__name__}: {error}") from None
-    if kind != "BPE":
-        raise _not_ours(where, f"a model of type {kind}")
-    return parsed
+    parse_written(content, where, _File, expected=_EXPECTED, broken="another file", fix=_FIX)
+    return json.loads(content)
 
 
 def token_bytes(parsed: dict[str, Any], where: str) -> list[bytes]:
@@ -46,7 +71,7 @@ def token_bytes(parsed: dict[str, Any], where: str) -> list[bytes]:
         raise _not_ours(where, f"no token for {len(missing)} of the 256 bytes")
     table = plain | {rank: spelling.encode() for spelling, rank in spellings.items()}
     n_tokens = len(vocab.keys() | spellings.keys())
-    if sorted(table) != list(range(n_tokens)):
+    if len(spellings) != len(added) or sorted(table) != list(range(n_tokens)):
         raise _not_ours(where, f"ids that are not 0..{n_tokens - 1}, each once")
     return [table[rank] for rank in range(n_tokens)]
 
@@ -72,6 +97,9 @@ def require_exact_bpe(parsed: dict[str, Any], where: str) -> None:
         if model.get(knob):
             raise _not_ours(where, f"{knob} {model[knob]!r}")
     merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    parts = {part for pair in merges for part in pair}
+    if not parts <= model["vocab"].keys():
+        raise _not_ours(where, "merges of what is no token")
     ranks = [model["vocab"].get("".join(pair), -1) for pair in merges]
     if ranks != sorted(ranks) or min(ranks, default=0) < 0:
         raise _not_ours(where, "merges in another order than the ids of their tokens")
@@ -94,9 +122,9 @@ def _require_reachable(
 def _not_ours(where: str, got: str) -> InputError:
     return InputError(
         where,
-        expected="a byte-level BPE tokenizer.json with the split pattern of GPT-2",
+        expected=_EXPECTED,
         got=got,
-        fix="use such a tokenizer, or set train_tokenizer.source: train",
+        fix=_FIX,
     )
 
 

@@ -8,7 +8,7 @@ document never moves an old one.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from canvaslm.corpus.fetch import InputFile, Inputs, hash_file
-from canvaslm.corpus.parquet import open_parquet, schema_of
+from canvaslm.corpus.parquet import checked_batches, open_table, schema_of
 from canvaslm.corpus.records import Record, read_records
 from canvaslm.errors import InputError
 from canvaslm.params import Params
+from canvaslm.reporting.files import whole_directory
 from canvaslm.reporting.progress import Track
 
 SPLITS = ("train", "val")
@@ -30,6 +31,7 @@ _COLUMNS = {
     "n_bytes": "int64",
     "sha256": "string",
 }
+_FOLDER_HOLDS = tuple(f"{split}.parquet" for split in SPLITS)
 _ROW_GROUP_BYTES = 16 << 20
 _READ_ROWS = 256
 # Characters with no width that str.strip does not take away.
@@ -67,17 +69,16 @@ def collect_documents(
     Args:
         inputs: the recorded files; a file that has changed since is refused.
         params: the section ``collect_documents``.
-        out_dir: ``data/documents``.
+        out_dir: ``data/documents``; replaced when both files are whole.
         track: shows files done.
 
     Raises:
-        InputError: a file changed or cannot be read, a record is bad, no document is usable, or
-            one of the two splits comes out empty.
+        InputError: a file changed or cannot be read, a record is bad, no document is usable, one
+            of the two splits comes out empty, or ``out_dir`` holds files of others.
     """
     counts = DocumentCounts()
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        writers = {split: stack.enter_context(_Writer(out_dir, split)) for split in SPLITS}
+    with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside, ExitStack() as stack:
+        writers = {split: stack.enter_context(_Writer(aside, split)) for split in SPLITS}
         records = _read_inputs(inputs, track)
         for row in _keep(records, counts, params.max_documents):
             split = _split_of(row["sha256"], params.val_share)
@@ -90,17 +91,52 @@ def collect_documents(
     return counts
 
 
+def read_documents(path: Path, *, track: Track) -> Iterator[dict[str, Any]]:
+    """The documents of one split in their order.
+
+    Yields:
+        Rows with ``doc_id``, ``source``, ``text``, ``n_bytes`` and ``sha256``.
+
+    Raises:
+        InputError: the split cannot be read, has no documents, or a text is not the one that was
+            collected.
+    """
+    fix = "run stages/collect_documents.py again"
+    with open_table(path, _COLUMNS, "a split's documents", fix) as file:
+        if file.metadata.num_rows == 0:
+            raise InputError(
+                path,
+                expected="documents in the split",
+                got="none",
+                fix="change collect_documents.val_share or add documents",
+            )
+        batches = checked_batches(file, tuple(_COLUMNS), _READ_ROWS)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for row in track(rows, total=file.metadata.num_rows, label=f"{path.stem} documents"):
+            _check_document(row, path, fix)
+            yield row
+
+
 def read_texts(path: Path, *, track: Track) -> Iterator[str]:
     """The texts of one split's documents, in their order.
 
     Raises:
-        InputError: the split cannot be read.
+        InputError: as :func:`read_documents`.
     """
-    fix = "run stages/collect_documents.py"
-    with open_parquet(path, str(path), "a split's documents", fix) as file:
-        batches = file.iter_batches(batch_size=_READ_ROWS, columns=["text"])
-        texts = (value.as_py() for batch in batches for value in batch.column("text"))
-        yield from track(texts, total=file.metadata.num_rows, label="documents")
+    for row in read_documents(path, track=track):
+        yield row["text"]
+
+
+def _check_document(row: dict[str, Any], path: Path, fix: str) -> None:
+    content = row["text"].encode()
+    got = hashlib.sha256(content).hexdigest()
+    if (got, len(content)) != (row["sha256"], row["n_bytes"]):
+        raise InputError(
+            f"{path}:document {row['doc_id']}",
+            expected=f"the text that was collected (sha256 {row['sha256'][:12]})",
+            got=got[:12],
+            fix=fix,
+        )
 
 
 def _read_inputs(inputs: Inputs, track: Track) -> Iterator[Record]:
@@ -161,10 +197,12 @@ def _split_of(sha256: str, val_share: float) -> str:
 
 def _refuse_empty(inputs: Inputs, counts: DocumentCounts, params: CollectParams) -> None:
     """Both splits need at least one document."""
+    only = inputs.files[0].path if len(inputs.files) == 1 else ""
+    where = inputs.root / only
     kept = sum(counts.documents.values())
     if kept == 0:
         raise InputError(
-            inputs.root,
+            where,
             expected="at least one document",
             got=f"no usable documents among {counts.read} records ({counts.null} null, "
             f"{counts.blank} blank)",
@@ -173,7 +211,7 @@ def _refuse_empty(inputs: Inputs, counts: DocumentCounts, params: CollectParams)
     for split, number in counts.documents.items():
         if number == 0:
             raise InputError(
-                inputs.root,
+                where,
                 expected=f"documents in both splits at val_share {params.val_share}",
                 got=f"none of {kept} in {split}",
                 fix="add documents (a .txt file is one document, a line of .jsonl is one), or "
@@ -182,11 +220,10 @@ def _refuse_empty(inputs: Inputs, counts: DocumentCounts, params: CollectParams)
 
 
 class _Writer:
-    """One split's Parquet file: rows go aside and the file takes its name when it is whole."""
+    """One split's Parquet file; rows are gathered into groups of some size."""
 
     def __init__(self, out_dir: Path, split: str) -> None:
         self._path = out_dir / f"{split}.parquet"
-        self._aside = out_dir / f".{split}.parquet.partial"
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
 
@@ -194,13 +231,13 @@ class _Writer:
         from pyarrow.parquet import ParquetWriter
 
         self._schema = schema_of(_COLUMNS)
-        self._file = ParquetWriter(self._aside, self._schema, compression="zstd")
+        self._file = ParquetWriter(self._path, self._schema, compression="zstd")
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._file.is_open:
-            self._file.close()
-        self._aside.unlink(missing_ok=True)
+            with suppress(OSError):  # what the writing has raised says more
+                self._file.close()
 
     def add(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
@@ -211,7 +248,6 @@ class _Writer:
     def finish(self) -> None:
         self._flush()
         self._file.close()
-        self._aside.replace(self._path)
 
     def _flush(self) -> None:
         from pyarrow import Table

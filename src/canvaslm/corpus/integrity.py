@@ -60,11 +60,12 @@ def check_shards(shards_dir: Path, manifest: Manifest, track: Track) -> list[Fau
     token_bytes = read_token_bytes(shards_dir)
     faults: list[Fault] = []
     shards = [(s, n, shard) for s in SPLITS for n, shard in enumerate(manifest.splits[s])]
+    places = {split: read_places(shards_dir, split) for split in SPLITS}
     for split, number, shard in track(shards, total=len(shards), label="shards"):
         fault = _check_file(shards_dir / shard.file, shard, manifest)
         if fault is None:
-            places = read_places(shards_dir, split)
-            here = {name: column[places["shard"] == number] for name, column in places.items()}
+            mine = places[split]["shard"] == number
+            here = {name: column[mine] for name, column in places[split].items()}
             ids = read_ids(shards_dir, shard, manifest)
             fault = _check_ids(ids, shard, manifest, here, token_bytes)
         if fault is not None:
@@ -111,7 +112,7 @@ def _check_ids(
     first, n_tokens = places["first_token"], places["n_tokens"]
     if len(first) != shard.documents or int(n_tokens.sum()) != shard.tokens:
         return fault(0, f"the table has {len(first)} documents, the manifest {shard.documents}")
-    if not np.array_equal(first, np.cumsum(n_tokens) - n_tokens):
+    if n_tokens.min() < 1 or not np.array_equal(first, np.cumsum(n_tokens) - n_tokens):
         return fault(0, "documents of the table do not follow each other")
     ends, expected = np.flatnonzero(ids == manifest.eot_id), first + n_tokens - 1
     if not np.array_equal(ends, expected):

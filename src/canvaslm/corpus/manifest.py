@@ -6,46 +6,68 @@ lies, and the bytes of text that each id stands for.
 """
 
 import hashlib
-import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from canvaslm.corpus.documents import SPLITS
-from canvaslm.corpus.parquet import open_parquet
+from canvaslm.corpus.parquet import checked_batches, open_table, schema_of
+from canvaslm.corpus.written import parse_written, read_written
 from canvaslm.errors import InputError
+from canvaslm.params import Params
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 PLACES = "documents.parquet"
 TOKEN_BYTES = "token_bytes.bin"
 ID_TYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+PLACE_COLUMNS = {
+    "doc_id": "int64",
+    "split": "string",
+    "shard": "int64",
+    "first_token": "int64",
+    "n_tokens": "int64",
+    "n_bytes": "int64",
+}
+_AGAIN = "run stages/pack_shards.py again"
+_READ_ROWS = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
+class Shard(Params):
     """One file of ids: its name below the folder, what is in it, and the hash of its bytes."""
 
-    file: str
-    tokens: int
-    documents: int
-    text_bytes: int
+    file: str = Field(pattern=r"^[a-z]+/shard_[0-9]{5,}\.bin$")
+    tokens: int = Field(ge=1)
+    documents: int = Field(ge=1)
+    text_bytes: int = Field(ge=0)
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """All that a reader must know about a folder of shards; ``sha256`` is of the file itself."""
+class _ManifestFile(Params):
+    """What ``manifest.json`` holds."""
 
-    format_version: int
-    dtype: str
-    vocab_size: int
-    eot_id: int
+    format_version: Literal[1]
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: int = Field(ge=1)
+    eot_id: int = Field(ge=0)
     tokenizer_sha256: str
     documents_sha256: str
     token_bytes_sha256: str
     splits: dict[str, tuple[Shard, ...]]
+
+    @field_validator("splits")
+    @classmethod
+    def _have_shards(cls, splits: dict[str, tuple[Shard, ...]]) -> dict[str, tuple[Shard, ...]]:
+        if set(splits) != set(SPLITS) or not all(splits.values()):
+            raise ValueError(f"should be {' and '.join(SPLITS)} with at least one shard each")
+        return splits
+
+
+class Manifest(_ManifestFile):
+    """All that a reader must know about a folder of shards; ``sha256`` is of the file itself."""
+
     sha256: str
 
     @property
@@ -78,7 +100,7 @@ def read_manifest(shards_dir: Path) -> Manifest:
                 path,
                 expected=f"{expected} bytes",
                 got="no such file" if got is None else f"{got} bytes",
-                fix="run stages/pack_shards.py again",
+                fix=_AGAIN,
             )
     return manifest
 
@@ -89,27 +111,19 @@ def parse_manifest(shards_dir: Path) -> Manifest:
     Raises:
         InputError: there is no whole manifest, or it is of another format.
     """
-    path = shards_dir / MANIFEST
-    try:
-        content = path.read_bytes()
-        fields = json.loads(content)
-        version = fields["format_version"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        raise InputError(
-            path,
-            expected="the manifest of a complete dataset",
-            got="an incomplete dataset (no whole manifest)",
-            fix="run stages/pack_shards.py",
-        ) from None
-    if version != FORMAT_VERSION:
-        raise InputError(
-            path,
-            expected=f"format_version {FORMAT_VERSION}",
-            got=repr(version),
-            fix="run stages/pack_shards.py again",
-        )
-    splits = {s: tuple(Shard(**shard) for shard in fields["splits"][s]) for s in SPLITS}
-    return Manifest(**fields | {"splits": splits, "sha256": hashlib.sha256(content).hexdigest()})
+    path, expected = shards_dir / MANIFEST, "the manifest of a complete dataset"
+    content = read_written(
+        path, expected=expected, missing="an incomplete dataset (no manifest)", fix=_AGAIN
+    )
+    fields = parse_written(
+        content,
+        path,
+        _ManifestFile,
+        expected=expected,
+        broken="that of an incomplete dataset, or of another format",
+        fix=_AGAIN,
+    )
+    return Manifest(**dict(fields), sha256=hashlib.sha256(content).hexdigest())
 
 
 def read_places(shards_dir: Path, split: str) -> dict[str, np.ndarray]:
@@ -120,16 +134,35 @@ def read_places(shards_dir: Path, split: str) -> dict[str, np.ndarray]:
         ``n_bytes``, each (documents,) int64.
 
     Raises:
-        InputError: the table cannot be read.
+        InputError: the table cannot be read, or is not the one that the manifest speaks of.
     """
+    import pyarrow as pa
+
     path = shards_dir / PLACES
-    fix = "run stages/pack_shards.py again"
-    with open_parquet(path, str(path), "the table of documents", fix) as file:
-        table = file.read()
+    _read_table(path, parse_manifest(shards_dir).documents_sha256)
+    with open_table(path, PLACE_COLUMNS, "the table of documents", _AGAIN) as file:
+        batches = checked_batches(file, tuple(PLACE_COLUMNS), _READ_ROWS)
+        table = pa.Table.from_batches(batches, schema_of(PLACE_COLUMNS))
     here = np.array(table["split"]) == split
-    return {name: np.array(table[name])[here] for name in table.column_names if name != "split"}
+    return {name: np.array(table[name])[here] for name in PLACE_COLUMNS if name != "split"}
 
 
 def read_token_bytes(shards_dir: Path) -> np.ndarray:
-    """Bytes of text that each id stands for, (V,) int64; 0 for the end of text."""
-    return np.fromfile(shards_dir / TOKEN_BYTES, dtype="<u4").astype(np.int64)
+    """Bytes of text that each id stands for, (V,) int64; 0 for the end of text.
+
+    Raises:
+        InputError: the table cannot be read, or is not the one that the manifest speaks of.
+    """
+    manifest = parse_manifest(shards_dir)
+    content = _read_table(shards_dir / TOKEN_BYTES, manifest.token_bytes_sha256)
+    return np.frombuffer(content, dtype="<u4").astype(np.int64)
+
+
+def _read_table(path: Path, sha256: str) -> bytes:
+    """The bytes of a table beside the shards, which must be those that were written."""
+    expected = f"the table with sha256 {sha256}"
+    content = read_written(path, expected=expected, missing="no such file", fix=_AGAIN)
+    got = hashlib.sha256(content).hexdigest()
+    if got != sha256:
+        raise InputError(path, expected=expected, got=f"sha256 {got}", fix=_AGAIN)
+    return content

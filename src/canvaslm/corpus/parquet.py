@@ -4,7 +4,7 @@ pyarrow is imported where a file is opened and nowhere else: each stage reads th
 sections at its door, and none should wait there for a library that it does not need.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,47 @@ def open_parquet(path: Path, where: str, expected: str, fix: str) -> Iterator["p
     except (pa.ArrowException, OSError) as error:
         got = f"unreadable: {str(error).splitlines()[0]}"
         raise InputError(where, expected=expected, got=got, fix=fix) from None
+
+
+@contextmanager
+def open_table(
+    path: Path, columns: Mapping[str, str], expected: str, fix: str
+) -> Iterator["pq.ParquetFile"]:
+    """Open a table that an earlier stage wrote, which has these columns and no others.
+
+    Args:
+        path: where the file lies.
+        columns: names and the names of their types, in order.
+        expected: what it should be.
+        fix: what to do when it is not.
+
+    Raises:
+        InputError: as :func:`open_parquet`, or its columns are others.
+    """
+    with open_parquet(path, str(path), expected, fix) as file:
+        found = {name: str(file.schema_arrow.field(name).type) for name in file.schema_arrow.names}
+        if found != dict(columns):
+            told = ", ".join(f"{name} {kind}" for name, kind in found.items())
+            raise InputError(path, expected=expected, got=f"columns {told or 'none'}", fix=fix)
+        yield file
+
+
+def checked_batches(
+    file: "pq.ParquetFile", columns: Sequence[str], batch_rows: int
+) -> Iterator["pa.RecordBatch"]:
+    """The rows of a table of ours, in which nothing is null and every string is UTF-8.
+
+    Raises:
+        pa.ArrowInvalid: they are not; :func:`open_table` tells it as an InputError.
+    """
+    import pyarrow as pa
+
+    for batch in file.iter_batches(batch_size=batch_rows, columns=list(columns)):
+        batch.validate(full=True)
+        for name in columns:
+            if batch.column(name).null_count:
+                raise pa.ArrowInvalid(f"a null in column {name!r}")
+        yield batch
 
 
 def read_strings(path: Path, name: str, field: str) -> Iterator[bytes | None]:

@@ -3,51 +3,41 @@
 A shard is nothing but ids, little-endian ``uint16`` or ``uint32`` by the size of the whole
 vocabulary; each document is followed by the end-of-text id and none runs over a shard's edge. What
 else there is to know stands beside them: where each document lies in ``documents.parquet``, how
-many bytes of text each id stands for in ``token_bytes.bin``, and in ``manifest.json``, written
-last, all sizes and hashes. Without a manifest the folder is incomplete, whatever lies in it.
+many bytes of text each id stands for in ``token_bytes.bin``, and in ``manifest.json`` all sizes and
+hashes. The folder is written whole; without a manifest it is incomplete, whatever lies in it.
 """
 
 import hashlib
 import io
-import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from canvaslm.corpus.documents import SPLITS
+from canvaslm.corpus.documents import SPLITS, read_documents
 from canvaslm.corpus.manifest import (
     FORMAT_VERSION,
     ID_TYPES,
     MANIFEST,
+    PLACE_COLUMNS,
     PLACES,
     TOKEN_BYTES,
     Manifest,
     Shard,
     read_manifest,
 )
-from canvaslm.corpus.parquet import open_parquet, schema_of
+from canvaslm.corpus.parquet import schema_of
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
 from canvaslm.params import Params
-from canvaslm.reporting.files import write_bytes, write_json
+from canvaslm.reporting.files import whole_directory, write_json
 from canvaslm.reporting.progress import Track
 
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
-
 _BATCH_DOCUMENTS = 256
-_PLACE_COLUMNS = {
-    "doc_id": "int64",
-    "split": "string",
-    "shard": "int64",
-    "first_token": "int64",
-    "n_tokens": "int64",
-    "n_bytes": "int64",
-}
+_FOLDER_HOLDS = (MANIFEST, PLACES, TOKEN_BYTES, *SPLITS)
 
 
 class PackParams(Params):
@@ -62,33 +52,40 @@ class PackParams(Params):
 def pack_shards(
     documents_dir: Path, tokenizer: Tokenizer, params: PackParams, out_dir: Path, *, track: Track
 ) -> Manifest:
-    """Encode all documents and write the shards, the tables beside them, and last the manifest.
+    """Encode all documents and write the shards, the tables beside them, and the manifest.
 
     Args:
         documents_dir: holds ``train.parquet`` and ``val.parquet``.
         tokenizer: gives the ids.
         params: the section ``pack_shards``.
-        out_dir: ``data/shards``; what an earlier run left there is replaced.
+        out_dir: ``data/shards``; what an earlier run left there is replaced when all else is done.
         track: shows documents done.
 
     Raises:
-        InputError: a split is missing or empty, or an id does not fit the vocabulary.
+        InputError: a split is missing, empty or damaged, an id does not fit the vocabulary, or
+            ``out_dir`` holds files of others.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / MANIFEST).unlink(missing_ok=True)
+    with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside:
+        _fill(aside, documents_dir, tokenizer, params, track)
+    return read_manifest(out_dir)
+
+
+def _fill(
+    out_dir: Path, documents_dir: Path, tokenizer: Tokenizer, params: PackParams, track: Track
+) -> None:
     id_type = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     splits: dict[str, list[Shard]] = {}
     places: list[dict[str, Any]] = []
     for split in SPLITS:
-        shutil.rmtree(out_dir / split, ignore_errors=True)
+        (out_dir / split).mkdir()
         writer = _SplitWriter(out_dir, split, ID_TYPES[id_type], params.shard_tokens)
         for row, ids in _encode(documents_dir / f"{split}.parquet", tokenizer, params, track):
             writer.add(row, _with_end(ids, tokenizer, row["source"]))
         splits[split], split_places = writer.finish()
         places += split_places
     sizes = _text_bytes_by_id(tokenizer)
-    return _write_manifest(
-        out_dir,
+    write_json(
+        out_dir / MANIFEST,
         {
             "format_version": FORMAT_VERSION,
             "dtype": id_type,
@@ -97,7 +94,7 @@ def pack_shards(
             "tokenizer_sha256": tokenizer.sha256,
             "documents_sha256": _write_hashed(out_dir / PLACES, _to_parquet(places)),
             "token_bytes_sha256": _write_hashed(out_dir / TOKEN_BYTES, sizes.tobytes()),
-            "splits": {s: [asdict(shard) for shard in shards] for s, shards in splits.items()},
+            "splits": {s: [shard.model_dump() for shard in shards] for s, shards in splits.items()},
         },
     )
 
@@ -106,26 +103,10 @@ def _encode(
     path: Path, tokenizer: Tokenizer, params: PackParams, track: Track
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Each document's row and ids, in the order of the file."""
-    fix = "run stages/collect_documents.py"
-    with open_parquet(path, str(path), "a split's documents", fix) as file:
-        if file.metadata.num_rows == 0:
-            raise InputError(
-                path,
-                expected="documents in the split",
-                got="none",
-                fix="change collect_documents.val_share or add documents",
-            )
-        rows = _encoded_rows(file, tokenizer, params.n_threads)
-        yield from track(rows, total=file.metadata.num_rows, label=f"{path.stem} documents")
-
-
-def _encoded_rows(
-    file: "pq.ParquetFile", tokenizer: Tokenizer, n_threads: int
-) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    for batch in file.iter_batches(batch_size=_BATCH_DOCUMENTS):
-        rows = batch.to_pylist()
-        ids = tokenizer.encode_many([row["text"] for row in rows], n_threads=n_threads)
-        yield from zip(rows, ids, strict=True)
+    rows = read_documents(path, track=track)
+    while batch := list(islice(rows, _BATCH_DOCUMENTS)):
+        ids = tokenizer.encode_many([row["text"] for row in batch], n_threads=params.n_threads)
+        yield from zip(batch, ids, strict=True)
 
 
 def _with_end(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> np.ndarray:
@@ -199,16 +180,11 @@ def _to_parquet(places: list[dict[str, Any]]) -> bytes:
     from pyarrow.parquet import write_table
 
     buffer = io.BytesIO()
-    table = Table.from_pylist(places, schema=schema_of(_PLACE_COLUMNS))
+    table = Table.from_pylist(places, schema=schema_of(PLACE_COLUMNS))
     write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 
 def _write_hashed(path: Path, content: bytes) -> str:
-    write_bytes(path, content)
+    path.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
-
-
-def _write_manifest(out_dir: Path, fields: dict[str, Any]) -> Manifest:
-    write_json(out_dir / MANIFEST, fields)
-    return read_manifest(out_dir)

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from canvaslm.corpus.byte_level import parse_tokenizer, require_exact_bpe, token_bytes
 from canvaslm.corpus.pretokens import SPLIT_PATTERN, cut
+from canvaslm.corpus.written import read_written
 from canvaslm.errors import InputError
 from canvaslm.params import Params
 
@@ -74,15 +75,8 @@ class Tokenizer:
         Raises:
             InputError: there is no such file, or it is not a tokenizer of this pipeline.
         """
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise InputError(
-                path,
-                expected="a tokenizer",
-                got="no such file",
-                fix="run stages/train_tokenizer.py",
-            ) from None
+        fix = "run stages/train_tokenizer.py"
+        content = read_written(path, expected="a tokenizer", missing="no such file", fix=fix)
         return cls(content, str(path))
 
     def encode(self, text: str) -> np.ndarray:

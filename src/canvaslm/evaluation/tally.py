@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from canvaslm.corpus.entropy import entropy_nats
 from canvaslm.diffusion.schedule import clean_share
 
 
@@ -136,7 +137,7 @@ class Tally:
             bound=self._score(bound, tokens),
             gap_percent=100 * (ratio - 1),
             gap_standard_error_percent=100 * ratio_error,
-            unigram_entropy_nats=_entropy_nats(self._token_counts),
+            unigram_entropy_nats=entropy_nats(self._token_counts),
             n_windows=self._n_windows,
             n_tokens=int(tokens.sum()),
             n_documents=len(keys),
@@ -186,12 +187,6 @@ def _ratio_of_sums(amounts: np.ndarray, sizes: np.ndarray) -> tuple[float, float
     residuals = amounts - ratio * sizes
     spread = math.sqrt(n_clusters / (n_clusters - 1) * float(residuals @ residuals))
     return ratio, spread / float(sizes.sum())
-
-
-def _entropy_nats(counts: np.ndarray) -> float:
-    """Entropy of the frequencies behind counts."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-np.sum(shares * np.log(shares)))
 
 
 def _on_cpu(values: Tensor) -> np.ndarray:

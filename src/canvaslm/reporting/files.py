@@ -1,34 +1,103 @@
 """How does a result reach the disk so that nothing half-written is ever taken for whole?
 
-Every file is written aside in the same directory, flushed, and renamed over its name. JSON is
-strict: keys sorted, no NaN or infinity. A figure that is not finite is written as null with a
+A file is written aside in the same directory, flushed, and renamed over its name; so is a directory
+with all that is in it. A run that fails or is killed leaves what was there before, or, when it is
+killed between the two renames of a directory, no directory: never half of one. JSON is strict:
+keys sorted, no NaN or infinity. A figure that is not finite is written as null with a
 ``<key>_reason`` beside it, so that every parser can read the file and no gate mistakes it for a
 number.
 """
 
 import csv
+import errno
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from canvaslm.errors import InputError
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole: aside, flushed, renamed. On failure the old file stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    write_files({path: content})
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: none takes its name before all are on the disk.
+
+    On failure the old files stay as they were.
+    """
+    asides: dict[Path, Path] = {}
     try:
-        with aside.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        aside.replace(path)
+        for path, content in contents.items():
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            asides[path] = path.with_name(f".{path.name}.{os.getpid()}.partial")
+            asides[path].write_bytes(content)
+            _flush(asides[path])
+        for path, aside in asides.items():
+            aside.replace(path)
+            _flush(path.parent)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        for aside in asides.values():
+            aside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
+    """Give an empty directory to fill; when the block ends well, it replaces ``path``.
+
+    It lies beside ``path`` as ``.name.partial`` and is flushed with all that is in it. When the
+    block fails, it is removed and ``path`` stays as it was.
+
+    Args:
+        path: the directory to write; a link to one is followed.
+        holds: patterns of the names that may stand in ``path`` now, and are replaced.
+
+    Raises:
+        InputError: ``path`` is a file, or holds something else, which would be lost.
+    """
+    _refuse_what_would_be_lost(path, holds)
+    path = Path(os.path.realpath(path))
+    aside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        aside.mkdir()
+        yield aside
+        for folder, _, files in os.walk(aside):
+            for name in files:
+                _flush(Path(folder) / name)
+            _flush(Path(folder))
+        _swap(aside, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory, under another name first so that a killed removal leaves none half."""
+    if path.exists():
+        _set_aside(path)
+        shutil.rmtree(_doomed(path))
+
+
+def _flush(path: Path) -> None:
+    """Return when a file or directory is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, payload: Mapping[str, Any]) -> None:
@@ -64,3 +133,46 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def _refuse_what_would_be_lost(path: Path, holds: Collection[str]) -> None:
+    """A folder of the user's, named by mistake, must not vanish."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise InputError(path, expected="a folder", got="a file", fix="name another folder")
+    known = (*holds, ".*.partial")  # the latter of a write_bytes that was killed
+    found = sorted(entry.name for entry in path.iterdir())
+    foreign = [name for name in found if not any(fnmatch(name, pattern) for pattern in known)]
+    if foreign:
+        raise InputError(
+            path,
+            expected=f"a folder with nothing but {', '.join(holds)}, which are replaced",
+            got=repr(foreign[0]),
+            fix="move that away, or name another folder",
+        )
+
+
+def _swap(aside: Path, path: Path) -> None:
+    """Let a finished directory take its name; what stood there gives way at the last moment."""
+    stood = path.exists()
+    if stood:
+        _set_aside(path)
+    try:
+        aside.rename(path)
+    except OSError:
+        if stood:
+            _doomed(path).rename(path)
+        raise
+    _flush(path.parent)
+    shutil.rmtree(_doomed(path), ignore_errors=True)
+
+
+def _set_aside(path: Path) -> None:
+    """Take a directory's name away; what a killed removal has left under the other one goes."""
+    shutil.rmtree(_doomed(path), ignore_errors=True)
+    path.rename(_doomed(path))
+
+
+def _doomed(path: Path) -> Path:
+    return path.with_name(f".{path.name}.removed")
