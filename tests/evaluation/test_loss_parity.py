@@ -1,3 +1,4 @@
+import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,34 +13,19 @@ from canvaslm.evaluation.loss_parity import LossParity, measure_loss_parity
 from canvaslm.evaluation.parity_params import EvalLossParityParams
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.shape import ModelParams
 from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import to_json
 from canvaslm.reporting.progress import untracked
 from oracles import best_plain_cross_entropy, entropy_nats
+from shapes import tiny_shape
 
 FIRST = np.array([0.5, 0.3, 0.2])
 NEXT = np.array([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4]])  # row: the token before
 VOCAB = 3
 EOT = 3  # read by the scripted twin alone, never a target
 DIFFUSION = DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.0)
-SHAPE = ModelParams(
-    width=16,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_width=4,
-    ffn_width=24,
-    time_width=8,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="off",
-    clean_mask="causal",
-    vocab_multiple=8,
-)
+SHAPE = tiny_shape(self_conditioning="off")
 
 
 class HeldOut:
@@ -273,11 +259,25 @@ def test_bits_per_byte_divide_all_bits_by_all_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("nats", "verdict"),
-    [(1.0, "pass"), (1.0999, "pass"), (1.1001, "fail"), (0.5, "pass"), (math.nan, "not_measured")],
+    [(1.0, "pass"), (1.0999, "pass"), (1.1001, "fail"), (0.5, "pass")],
 )
 def test_verdict_holds_the_gap_against_its_limit(nats: float, verdict: str) -> None:
     result = measure_table([1.0, 1.0], [nats, 1.0], np.zeros((2, 10), dtype=np.int64))
     assert result.metrics()["verdict"] == verdict
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("who", ["autoregressive", "diffusion"])
+def test_a_score_that_is_no_number_fails_whoever_it_is(who: str, value: float) -> None:
+    # BR-76
+    nats = {"autoregressive": [1.0, 1.0], "diffusion": [1.0, 1.0]}
+    nats[who] = [value, 1.0]
+    ids = np.zeros((2, 10), dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        result = measure_table(nats["autoregressive"], nats["diffusion"], ids)
+    metrics = json.loads(to_json(result.metrics()), parse_constant=pytest.fail)
+    assert metrics["verdict"] == "fail"
+    assert who in metrics["verdict_reason"]
 
 
 def test_unigram_entropy_is_that_of_the_scored_tokens() -> None:

@@ -46,14 +46,31 @@ class LossParity:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the gap is within its limit; a gap that is no number was not measured."""
-        if not math.isfinite(self.totals.gap_percent):
-            return "not_measured"
-        return "pass" if self.totals.gap_percent <= self.max_gap_percent else "fail"
+        """Whether both scores are numbers and the gap between them is within its limit."""
+        is_within = not self._not_finite() and self.totals.gap_percent <= self.max_gap_percent
+        return "pass" if is_within else "fail"
+
+    @property
+    def verdict_reason(self) -> str:
+        """What the verdict rests on."""
+        broken = self._not_finite()
+        if broken:
+            return f"not finite: {', '.join(broken)}"
+        gap, limit = self.totals.gap_percent, self.max_gap_percent
+        return f"gap {gap:.3g} %, at most {limit:g} % allowed"
+
+    def _not_finite(self) -> list[str]:
+        """The scores that are no numbers: a model that diverged must not win by it."""
+        scores = {
+            "autoregressive": self.totals.twin.nats_per_token,
+            "diffusion": self.totals.bound.nats_per_token,
+            "gap_percent": self.totals.gap_percent,
+        }
+        return [name for name, value in scores.items() if not math.isfinite(value)]
 
     def metrics(self) -> dict[str, Any]:
         """The figures with their recipe, as ``metrics.json`` holds them."""
-        totals, limit = self.totals, self.max_gap_percent
+        totals = self.totals
         plain = [row.diagnostic_cross_entropy_nats for row in totals.by_time]
         twin, bound = vars(totals.twin).copy(), vars(totals.bound).copy()
         bound["bound_nats_per_token"] = bound.pop("nats_per_token")
@@ -67,9 +84,9 @@ class LossParity:
                 "seed": self.seed,
                 "diagnostic_cross_entropy_nats": math.fsum(plain) / len(plain),
             },
-            "max_gap_percent": limit,
+            "max_gap_percent": self.max_gap_percent,
             "verdict": self.verdict,
-            "verdict_reason": f"gap {totals.gap_percent:.3g} %, at most {limit:g} % allowed",
+            "verdict_reason": self.verdict_reason,
         }
 
 

@@ -181,12 +181,13 @@ def _ratio_of_sums(amounts: np.ndarray, sizes: np.ndarray) -> tuple[float, float
         The ratio and its standard error, NaN with fewer than two clusters.
     """
     n_clusters = len(amounts)
-    ratio = float(amounts.sum() / sizes.sum())
-    if n_clusters < 2:
+    size = float(sizes.sum())
+    ratio = float(amounts.sum()) / size if size else math.nan
+    if n_clusters < 2 or not math.isfinite(ratio):
         return ratio, math.nan
     residuals = amounts - ratio * sizes
     spread = math.sqrt(n_clusters / (n_clusters - 1) * float(residuals @ residuals))
-    return ratio, spread / float(sizes.sum())
+    return ratio, spread / size
 
 
 def _on_cpu(values: Tensor) -> np.ndarray:
