@@ -26,25 +26,10 @@ from canvaslm.checkpoint import (
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.shape import ModelParams
+from shapes import tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
-MODEL = ModelParams(
-    width=16,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_width=4,
-    ffn_width=24,
-    time_width=8,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=8,
-)
+MODEL = tiny_shape()
 IDENTITY = {"objective": "diffusion", "model": MODEL.model_dump(), "layout": LAYOUT.model_dump()}
 SKIPPED = SkippedStep(step=2, first_window=8, last_window=11, cause="loss is nan")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")

@@ -15,25 +15,10 @@ from canvaslm.measure import (
     seconds,
     stream_flops,
 )
-from canvaslm.model.shape import ModelParams, count_parameters
+from canvaslm.model.shape import count_parameters
+from shapes import PRODUCTION
 
 CPU = torch.device("cpu")
-SHAPE = ModelParams(
-    width=1024,
-    n_layers=24,
-    n_heads=16,
-    n_kv_heads=4,
-    head_width=64,
-    ffn_width=3072,
-    time_width=256,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=1,
-)
 
 
 class _SlowDevice:
@@ -109,20 +94,22 @@ def test_counter_counts_calls_and_tokens_and_leaves_no_trace() -> None:
 
 def test_flops_are_twice_the_matrix_parameters_for_each_token() -> None:
     layout = Layout(canvas_tokens=256, canvases_per_window=16, vocab_size=50257)
-    plain = SHAPE.model_copy(update={"bias": False, "time_width": 0, "self_conditioning": "off"})
+    plain = PRODUCTION.model_copy(
+        update={"bias": False, "time_width": 0, "self_conditioning": "off"}
+    )
     norms = 1024 * (2 * 24 + 1)
     matrices = count_parameters(plain, layout) - norms  # the tied head once, as it is used
-    flops = stream_flops(SHAPE, tokens=1, mean_keys=0, scored_tokens=1, vocab_size=50257)
+    flops = stream_flops(PRODUCTION, tokens=1, mean_keys=0, scored_tokens=1, vocab_size=50257)
     assert flops == 2 * matrices
 
 
 def test_flops_of_attention_count_the_keys_that_are_seen() -> None:
     def attention(tokens: int, mean_keys: float) -> float:
         with_keys = stream_flops(
-            SHAPE, tokens=tokens, mean_keys=mean_keys, scored_tokens=0, vocab_size=50257
+            PRODUCTION, tokens=tokens, mean_keys=mean_keys, scored_tokens=0, vocab_size=50257
         )
         return with_keys - stream_flops(
-            SHAPE, tokens=tokens, mean_keys=0, scored_tokens=0, vocab_size=50257
+            PRODUCTION, tokens=tokens, mean_keys=0, scored_tokens=0, vocab_size=50257
         )
 
     # Scores q·k and the weighted sum: 2·E operations each, for each query, key, head and layer.

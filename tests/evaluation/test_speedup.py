@@ -21,29 +21,16 @@ from canvaslm.evaluation.speedup_params import EvalSpeedupParams
 from canvaslm.layout import Layout
 from canvaslm.measure import Timing
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.shape import ModelParams
 from canvaslm.reporting.progress import untracked
 from canvaslm.sampling.evidence import Cavity, Posterior
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler
+from shapes import tiny_shape
 
 EOT = 40
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=8, vocab_size=41)
-SHAPE = ModelParams(
-    width=16,
-    n_layers=1,
-    n_heads=2,
-    n_kv_heads=1,
-    head_width=8,
-    ffn_width=16,
-    time_width=8,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=1,
+SHAPE = tiny_shape(
+    n_layers=1, n_heads=2, n_kv_heads=1, head_width=8, ffn_width=16, vocab_multiple=1
 )
 PARAMS = EvalSpeedupParams(
     seed=1,

@@ -8,23 +8,9 @@ import torch
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import ModelParams
+from shapes import tiny_shape
 
-TINY = ModelParams(
-    width=24,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_width=6,
-    ffn_width=40,
-    time_width=8,
-    bias=True,
-    qk_norm=False,
-    rope_base=100.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=1,
-)
+TINY = tiny_shape(width=24, head_width=6, ffn_width=40, rope_base=100.0, vocab_multiple=1)
 
 BuildModel = Callable[..., Backbone]
 

@@ -10,23 +10,8 @@ from pydantic import ValidationError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import ModelParams, count_parameters
+from shapes import PRODUCTION
 
-PRODUCTION = ModelParams(
-    width=1024,
-    n_layers=24,
-    n_heads=16,
-    n_kv_heads=4,
-    head_width=64,
-    ffn_width=3072,
-    time_width=256,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=1,
-)
 PRODUCTION_LAYOUT = Layout(canvas_tokens=256, canvases_per_window=16, vocab_size=50257)
 
 

@@ -29,26 +29,14 @@ from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
 from canvaslm.params import read_yaml
 from canvaslm.reporting.progress import untracked
+from shapes import tiny_shape
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 280
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=VOCAB)
 TWIN_LAYOUT = Layout(canvas_tokens=1, canvases_per_window=16, vocab_size=VOCAB)
-SHAPE = ModelParams(
-    width=16,
-    n_layers=1,
-    n_heads=2,
-    n_kv_heads=1,
-    head_width=8,
-    ffn_width=16,
-    time_width=8,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=1,
+SHAPE = tiny_shape(
+    n_layers=1, n_heads=2, n_kv_heads=1, head_width=8, ffn_width=16, vocab_multiple=1
 )
 
 

@@ -13,24 +13,10 @@ from canvaslm.layout import Layout
 from canvaslm.model.shape import ModelParams
 from canvaslm.reporting.files import write_json
 from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
+from shapes import tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
-MODEL = ModelParams(
-    width=16,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_width=4,
-    ffn_width=24,
-    time_width=8,
-    bias=True,
-    qk_norm=False,
-    rope_base=10000.0,
-    norm_eps=1e-5,
-    self_conditioning="output",
-    clean_mask="causal",
-    vocab_multiple=8,
-)
+MODEL = tiny_shape()
 DIFFUSION = DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.5)
 PRETRAIN = PretrainParams(
     seed=3,

@@ -1,0 +1,37 @@
+"""Shapes of networks that tests share: one small enough to train, and the one of production."""
+
+from typing import Any
+
+from canvaslm.model.shape import ModelParams
+
+PRODUCTION = ModelParams(
+    width=1024,
+    n_layers=24,
+    n_heads=16,
+    n_kv_heads=4,
+    head_width=64,
+    ffn_width=3072,
+    time_width=256,
+    bias=True,
+    qk_norm=False,
+    rope_base=10000.0,
+    norm_eps=1e-5,
+    self_conditioning="output",
+    clean_mask="causal",
+    vocab_multiple=1,
+)
+_TINY = {
+    "width": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_width": 4,
+    "ffn_width": 24,
+    "time_width": 8,
+    "vocab_multiple": 8,
+}
+
+
+def tiny_shape(**changes: Any) -> ModelParams:
+    """Two layers of width 16, else as in production; with what a test needs otherwise."""
+    return ModelParams.model_validate(PRODUCTION.model_dump() | _TINY | changes)
