@@ -72,7 +72,9 @@ def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
 
 def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
     records = [ran(step, 6.0, 2) for step in range(5)]
-    write_metrics(tmp_path, records, write(tmp_path, records, 2), n_windows=8, n_parameters=3, closed=None)
+    write_metrics(
+        tmp_path, records, write(tmp_path, records, 2), n_windows=8, n_parameters=3, closed=None
+    )
     assert json.loads((tmp_path / "metrics.json").read_text()) == {
         "bad_steps": 0,
         "epochs": 2.5,
