@@ -264,3 +264,23 @@ def test_drawings_take_the_colours_of_the_page(reports: Path) -> None:
         assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)
         assert "var(--ink-soft)" in svg
         assert "font-family" not in svg
+
+
+@pytest.mark.parametrize(
+    ("gap", "begins"),
+    [
+        (45.1, "No, not as trained here: the bound lies 45.1 % above"),
+        (-2.0, "Yes: the bound lies 2.0 % below"),
+    ],
+)
+def test_the_page_answers_the_question_in_a_sentence(
+    reports: Path, gap: float, begins: str
+) -> None:
+    file = reports / "eval_loss_parity/metrics.json"
+    metrics = json.loads(file.read_text())
+    file.write_text(json.dumps({**metrics, "gap_percent": gap, "max_gap_percent": 10.0}))
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
+    assert content.answer.startswith(begins)
+    file.unlink()
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
+    assert content.answer.startswith("Not answered")

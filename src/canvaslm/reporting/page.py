@@ -60,6 +60,7 @@ class PageContent:
     """Everything that the page shows, but for its drawings.
 
     Attributes:
+        answer: what the comparison says to the question that one came with.
         curves: the columns of ``loss.csv`` for each objective that has one.
         bars: nats per token and standard error for each objective that was scored.
         samples: for each decoder, prompts and what came after them.
@@ -68,6 +69,7 @@ class PageContent:
     """
 
     profile: str
+    answer: str
     verdicts: Sequence[Finding]
     tiles: Sequence[tuple[str, str, str]]
     tables: Mapping[str, Table | None]
@@ -130,6 +132,7 @@ def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageCo
     by_time = reports / "eval_loss_parity" / "by_time.csv"
     return PageContent(
         profile=profile,
+        answer=_answer(metrics),
         tiles=_tiles(metrics),
         tables=tables,
         curves={name: curve for name, curve in curves.items() if curve},
@@ -190,14 +193,34 @@ def _tiles(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("gap", "eval_loss_parity.gap_percent", ".1f", "%"),
     )
     tiles = [(name, _shown(_look_up(metrics, key), form), unit) for name, key, form, unit in wanted]
+    return [*tiles, ("fastest decoder", _shown(_fastest(metrics), ".2f"), "× the twin")]
+
+
+def _fastest(metrics: Mapping[str, Any]) -> float | None:
+    """The best speed of a canvas decoder, in multiples of the twin's."""
     rows = _look_up(metrics, "eval_speedup.rows")
     speedups = [
         _look_up(row, "speedup_over_autoregressive")
         for name, row in (rows.items() if isinstance(rows, Mapping) else ())
         if name != "autoregressive"
     ]
-    fastest = max((x for x in speedups if isinstance(x, float)), default=None)
-    return [*tiles, ("fastest decoder", _shown(fastest, ".2f"), "× the twin")]
+    return max((x for x in speedups if isinstance(x, float)), default=None)
+
+
+def _answer(metrics: Mapping[str, Any]) -> str:
+    """One sentence: can the denoiser stand in for the twin, by how much not, and at what speed?"""
+    gap, limit = (
+        _look_up(metrics, f"eval_loss_parity.{key}") for key in ("gap_percent", "max_gap_percent")
+    )
+    if not isinstance(gap, float) or not isinstance(limit, float):
+        return "Not answered: the two models were not compared."
+    word = "Yes" if gap <= limit else "No, not as trained here"
+    side = "above" if gap >= 0 else "below"
+    sentence = f"{word}: the bound lies {abs(gap):.1f} % {side} the twin; {limit:g} % is allowed"
+    fastest = _fastest(metrics)
+    if fastest is None:
+        return f"{sentence}. Speed was not measured."
+    return f"{sentence}. The fastest canvas decoder runs at {fastest:.2f} times the twin's speed."
 
 
 def _parity_table(metrics: Mapping[str, Any]) -> Table | None:

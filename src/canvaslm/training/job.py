@@ -41,7 +41,7 @@ def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
             shards / "manifest.json",
             expected=f"layout.vocab_size ({recipe.layout.vocab_size})",
             got=str(manifest.vocab_size),
-            fix="run stages/pack_shards.py again",
+            fix="run `dvc repro audit_windows`",
         )
     identity = run_identity(
         recipe,
