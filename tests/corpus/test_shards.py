@@ -188,7 +188,7 @@ def rename_and_die(path, target):
     rename(path, target)
     if where == "between the renames" and path.name == "shards":
         die()
-    if where == "after the renames" and path.name == ".shards.partial":
+    if where == "after the renames" and path.suffix == ".partial":
         die()
 Path.write_bytes, Path.rename = write_and_die, rename_and_die
 params = shards.PackParams(shard_tokens=50, n_threads=1)

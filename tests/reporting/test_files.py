@@ -1,5 +1,7 @@
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +110,7 @@ def test_directory_replaces_all_that_stood_there(tmp_path: Path) -> None:
     write(tmp_path / "out", b"old")
     for name in ("a2", ".a1.77.partial"):
         (tmp_path / "out" / name).write_bytes(b"older")
-    for leftover in (".out.partial", ".out.removed"):
+    for leftover in (".out.999999999.partial", ".out.999999999.removed"):
         (tmp_path / leftover).mkdir()
         (tmp_path / leftover / "a3").write_bytes(b"of a killed run")
     write(tmp_path / "out", b"new")
@@ -133,7 +135,7 @@ def test_directory_that_cannot_take_its_name_gives_it_back(
     real = Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
-        if path.name == ".out.partial":
+        if path.name.endswith(".partial"):
             raise OSError(16, "Device or resource busy")
         return real(path, target)
 
@@ -141,6 +143,47 @@ def test_directory_that_cannot_take_its_name_gives_it_back(
     with pytest.raises(OSError, match="busy"):
         write(tmp_path / "out", b"new")
     assert below(tmp_path) == {"out/in/b": b"old", "out/a1": b"old"}
+
+
+def test_directory_that_another_process_puts_there_at_the_last_moment_gives_way_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "out", b"old")
+    write(tmp_path / "other", b"others")
+    real = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial") and (tmp_path / "other").exists():
+            real(tmp_path / "other", tmp_path / "out")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    write(tmp_path / "out", b"new")
+    assert below(tmp_path) == {"out/in/b": b"new", "out/a1": b"new"}
+
+
+def test_directory_written_by_two_processes_at_once_is_always_whole(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from canvaslm.reporting.files import whole_directory
+out, content = Path(sys.argv[1]), sys.argv[2].encode()
+for _ in range(30):
+    with whole_directory(out, holds=["a", "b"]) as aside:
+        for name in "ab":
+            (aside / name).write_bytes(content * 50_000)
+"""
+    out = tmp_path / "out"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(out), text], stderr=subprocess.PIPE)
+        for text in "xy"
+    ]
+    for writer in writers:
+        assert writer.communicate(timeout=100)[1] == b""
+        assert writer.returncode == 0
+    found = below(tmp_path)
+    assert sorted(found) == ["out/a", "out/b"]
+    assert found["out/a"] == found["out/b"]
 
 
 def test_failure_in_the_block_leaves_no_directory(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,8 +57,9 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
     """Give an empty directory to fill; when the block ends well, it replaces ``path``.
 
-    It lies beside ``path`` as ``.name.partial`` and is flushed with all that is in it. When the
-    block fails, it is removed and ``path`` stays as it was.
+    It lies beside ``path`` under a name of this process and is flushed with all that is in it. When
+    the block fails, it is removed and ``path`` stays as it was. Of two processes that write one
+    ``path`` at once, each replaces it whole, and the later one's stays.
 
     Args:
         path: the directory to write; a link to one is followed.
@@ -68,9 +70,10 @@ def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
     """
     _refuse_what_would_be_lost(path, holds)
     path = Path(os.path.realpath(path))
-    aside = path.with_name(f".{path.name}.partial")
+    aside = _beside(path, "partial")
     shutil.rmtree(aside, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(path)
     try:
         aside.mkdir()
         yield aside
@@ -86,9 +89,8 @@ def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
 
 def remove_directory(path: Path) -> None:
     """Remove a directory, under another name first so that a killed removal leaves none half."""
-    if path.exists():
-        _set_aside(path)
-        shutil.rmtree(_doomed(path))
+    if _set_aside(path):
+        shutil.rmtree(_beside(path, "removed"))
 
 
 def _flush(path: Path) -> None:
@@ -155,24 +157,52 @@ def _refuse_what_would_be_lost(path: Path, holds: Collection[str]) -> None:
 
 def _swap(aside: Path, path: Path) -> None:
     """Let a finished directory take its name; what stood there gives way at the last moment."""
-    stood = path.exists()
-    if stood:
-        _set_aside(path)
-    try:
-        aside.rename(path)
-    except OSError:
-        if stood:
-            _doomed(path).rename(path)
-        raise
+    while True:
+        stood = _set_aside(path)
+        try:
+            aside.rename(path)
+            break
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                continue  # another process has put its own there in between
+            if stood:
+                _beside(path, "removed").rename(path)
+            raise
     _flush(path.parent)
-    shutil.rmtree(_doomed(path), ignore_errors=True)
+    shutil.rmtree(_beside(path, "removed"), ignore_errors=True)
 
 
-def _set_aside(path: Path) -> None:
-    """Take a directory's name away; what a killed removal has left under the other one goes."""
-    shutil.rmtree(_doomed(path), ignore_errors=True)
-    path.rename(_doomed(path))
+def _set_aside(path: Path) -> bool:
+    """Take a directory's name away, if it stands there."""
+    doomed = _beside(path, "removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    try:
+        path.rename(doomed)
+    except FileNotFoundError:
+        return False
+    return True
 
 
-def _doomed(path: Path) -> Path:
-    return path.with_name(f".{path.name}.removed")
+def _beside(path: Path, fate: str) -> Path:
+    """A name for this process alone."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{fate}")
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Remove what processes that were killed while they wrote ``path`` have left beside it."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.(partial|removed)")
+    for entry in path.parent.iterdir():
+        found = name.fullmatch(entry.name)
+        if found and not _lives(int(found[1])):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    """Whether a process of this number runs."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
