@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from canvaslm.checkpoint import Progress, save_checkpoint
+from canvaslm.checkpoint import save_checkpoint
+from canvaslm.checkpoint_state import Progress
 from canvaslm.corpus.manifest import Manifest, read_manifest
 from canvaslm.corpus.shards import PackParams, pack_shards
 from canvaslm.corpus.tokenizer import Tokenizer, TokenizerParams, train_tokenizer
@@ -74,7 +74,9 @@ def save_model(
         place / objective,
         model=model,
         optimizer=optimizer,
-        progress=Progress(step=1, windows_consumed=2, tokens=32, flops=1e6, skipped=()),
+        progress=Progress(
+            step=1, windows_consumed=2, tokens=2 * layout.window_tokens, flops=1e6, skipped=()
+        ),
         identity={
             "objective": objective,
             "layout": layout.model_dump(),
@@ -85,6 +87,8 @@ def save_model(
                 "eot_id": manifest.eot_id,
                 "manifest_sha256": manifest.sha256,
             },
+            "pretrain": {"windows_per_step": 2},
+            "code": "c",
         },
         keep_last=None,
     )
@@ -194,7 +198,7 @@ def test_checkpoints_given_in_each_others_place_are_refused(
 def test_a_checkpoint_of_other_shards_is_refused(
     inputs: dict[str, Path], tmp_path: Path, field: str, value: Any
 ) -> None:
-    manifest = replace(read_manifest(inputs["shards"]), **{field: value})
+    manifest = read_manifest(inputs["shards"]).model_copy(update={field: value})
     with pytest.raises(InputError, match=f"{field}: expected {value}"):
         load_contestant(inputs["diffusion"], "diffusion", manifest)
 
