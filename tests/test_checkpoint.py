@@ -1,11 +1,13 @@
 """Does a checkpoint come back as exactly what it was, or not at all?"""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +16,13 @@ from torch import Tensor
 
 import canvaslm.checkpoint as room
 from canvaslm.checkpoint import (
-    Progress,
-    SkippedStep,
     export_checkpoint,
-    latest_complete,
     load_model,
-    read_state,
+    refuse_to_replace,
     restore,
     save_checkpoint,
 )
+from canvaslm.checkpoint_state import Progress, SkippedStep, read_state
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
@@ -30,7 +30,15 @@ from shapes import tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
 MODEL = tiny_shape()
-IDENTITY = {"objective": "diffusion", "model": MODEL.model_dump(), "layout": LAYOUT.model_dump()}
+IDENTITY = {
+    "objective": "diffusion",
+    "model": MODEL.model_dump(),
+    "layout": LAYOUT.model_dump(),
+    "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
+    "pretrain": {"windows_per_step": 4, "learning_rate": 0.01},
+    "data": {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0},
+    "code": "c",
+}
 SKIPPED = SkippedStep(step=2, first_window=8, last_window=11, cause="loss is nan")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
@@ -48,7 +56,11 @@ def make_pair(seed: int = 1):
     return model, optimizer
 
 
-def save(root, pair, step=4, keep_last=None):
+def latest_complete(root):
+    return room.latest_complete(root, identity=IDENTITY)
+
+
+def save(root, pair, step=4, keep_last=None, identity=IDENTITY):
     progress = Progress(
         step=step, windows_consumed=4 * step, tokens=64 * step, flops=0.1 * step, skipped=(SKIPPED,)
     )
@@ -58,7 +70,7 @@ def save(root, pair, step=4, keep_last=None):
         model=model,
         optimizer=optimizer,
         progress=progress,
-        identity=IDENTITY,
+        identity=identity,
         keep_last=keep_last,
     )
     return directory, progress
@@ -194,13 +206,41 @@ DAMAGES = {
     "a cut model": lambda d: os.truncate(d / "model.safetensors", 100),
     "an empty state": lambda d: (d / "state.json").write_text(""),
     "a state that is a list": lambda d: (d / "state.json").write_text("[]"),
-    "another format": lambda d: edit_state(d, format=99),
+    "another format": lambda d: vouch_for(d, format=99),
+    "a flipped bit in the state": lambda d: replace_in_state(d, '"step": 8', '"step": 9'),
+    "a flipped bit in the identity": lambda d: replace_in_state(d, '"code": "c"', '"code": "b"'),
+    "another number": lambda d: shutil.copytree(
+        d.with_name("step_00000004"), d, dirs_exist_ok=True
+    ),
+    "steps that are not its windows": lambda d: vouch_for(d, progress=progress_of(8, windows=28)),
+    "windows that are not its tokens": lambda d: vouch_for(d, progress=progress_of(8, tokens=1)),
+    "windows without end": lambda d: vouch_for(d, progress=progress_of(8, windows=10**12)),
+    "a number of too many digits": lambda d: replace_in_state(d, '"format": 2', f'"a": {10**4200}'),
+    "an identity that nests without end": lambda d: vouch_for(
+        d, code=json.loads("[" * 300 + "]" * 300)
+    ),
 }
 
 
-def edit_state(directory, **changes):
-    state = json.loads((directory / "state.json").read_text())
-    (directory / "state.json").write_text(json.dumps(state | changes))
+def progress_of(step, *, windows=None, tokens=None):
+    windows = 4 * step if windows is None else windows
+    tokens = 16 * windows if tokens is None else tokens
+    facts = {"windows_consumed": windows, "tokens": tokens, "flops": 0.5, "skipped": []}
+    return {"step": step} | facts
+
+
+def replace_in_state(directory, old, new):
+    text = (directory / "state.json").read_text()
+    assert old in text
+    (directory / "state.json").write_text(text.replace(old, new))
+
+
+def vouch_for(directory, **changes):
+    """Change the state and hash it again, as a careless tool would."""
+    state = json.loads((directory / "state.json").read_text()) | changes
+    del state["sha256"]
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    (directory / "state.json").write_text(json.dumps(state | {"sha256": digest}))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -217,7 +257,10 @@ def test_what_is_not_whole_is_refused_and_passed_over(tmp_path, pair, damage):
         restore(broken, model=model, optimizer=optimizer)
     for name, tensor in tensors_of(model, optimizer).items():
         assert torch.equal(before[name], tensor), name
+    with pytest.raises(InputError, match="step_00000008"):
+        export_checkpoint(broken, tmp_path / "out")
     assert latest_complete(tmp_path) == good
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("place", ["absent", "empty"])
@@ -233,7 +276,7 @@ def rewrite(directory, name, change):
     change(tensors)
     save_file(tensors, directory / name)
     files = {file: room._sha256(directory / file) for file in FILES[:2]}
-    edit_state(directory, files=files)
+    vouch_for(directory, files=files)
 
 
 FOREIGN = {
@@ -348,8 +391,124 @@ def test_an_export_is_the_checkpoint_and_replaces_what_stood_there(tmp_path, pai
 
 def test_the_state_tells_progress_identity_and_hashes(saved):
     state = read_state(saved)
-    assert state["identity"] == IDENTITY
-    assert state["progress"]["skipped"] == [
-        {"step": 2, "first_window": 8, "last_window": 11, "cause": "loss is nan"}
+    assert state.identity.model_dump(mode="json") == IDENTITY
+    assert state.progress.skipped == (SKIPPED,)
+    assert set(state.files) == {"model.safetensors", "optimizer.safetensors"}
+
+
+@pytest.mark.parametrize("key", ["identity", "files", "progress", "format", "sha256"])
+@pytest.mark.parametrize("value", [None, {}, [], "text", 7, -1, True, 10**30])
+def test_a_state_of_another_shape_is_refused(saved, key, value):
+    vouch_for(saved, **({key: value} if key != "sha256" else {}))
+    if key == "sha256":
+        state = json.loads((saved / "state.json").read_text())
+        (saved / "state.json").write_text(json.dumps(state | {"sha256": value}))
+    told = "sha256 text" if (key, value) == ("sha256", "text") else "the state of a checkpoint"
+    with pytest.raises(InputError, match=rf"state\.json: expected {told}"):
+        read_state(saved)
+
+
+@pytest.mark.parametrize("key", sorted(IDENTITY))
+@pytest.mark.parametrize("value", [None, {}, "text"])
+def test_an_identity_of_another_shape_is_refused(saved, key, value):
+    if (key, value) in (("diffusion", None), ("code", "text")):
+        return
+    vouch_for(saved, identity=IDENTITY | {key: value})
+    with pytest.raises(InputError, match=rf"state\.json: .*identity\.{key}"):
+        read_state(saved)
+
+
+@pytest.mark.parametrize("key", ["n_layers", "width", "ffn_width", "vocab_multiple"])
+def test_a_model_that_its_file_cannot_hold_is_refused_before_it_takes_memory(saved, key):
+    model = IDENTITY["model"] | {key: 10**12}
+    vouch_for(saved, identity=IDENTITY | {"model": model})
+    with pytest.raises(InputError, match=r"model\.safetensors: expected \d{13,} parameters, got"):
+        load_model(saved)
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(tmp_path, pair, caplog):
+    """Also where all else holds, as when it was copied there by hand."""
+    own, _ = save(tmp_path, pair, step=4)
+    other = IDENTITY | {"pretrain": IDENTITY["pretrain"] | {"learning_rate": 0.02}}
+    foreign, _ = save(tmp_path, pair, step=8, identity=other)
+    assert latest_complete(tmp_path) == own
+    assert f"passed over: {foreign}/state.json:identity.pretrain: expected" in caplog.text
+
+
+def test_a_broken_checkpoint_of_a_later_step_pushes_no_whole_one_out(tmp_path, pair):
+    broken, _ = save(tmp_path, pair, step=12)
+    flip_a_byte(broken / "model.safetensors")
+    directory, _ = save(tmp_path, pair, step=8, keep_last=1)
+    assert latest_complete(tmp_path) == directory
+
+
+def lay_files(*names):
+    def lay(out):
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text("mine")
+
+    return lay
+
+
+IN_THE_WAY = {
+    "the user's files": lay_files("notes.txt"),
+    "a folder of checkpoints": lay_files("diffusion/state.json"),
+    "a part of a checkpoint": lay_files("state.json"),
+    "a checkpoint and more": lay_files(*FILES, "notes.txt"),
+    "folders of a checkpoint's names": lay_files(*(f"{name}/x" for name in FILES)),
+    "a file": lambda out: out.write_text("mine"),
+    "a link": lambda out: out.symlink_to(out.with_name("elsewhere"), target_is_directory=True),
+}
+
+
+@pytest.mark.parametrize("way", IN_THE_WAY)
+def test_an_export_destroys_nothing_but_a_checkpoint(tmp_path, saved, way):
+    out = tmp_path / "out"
+    (tmp_path / "elsewhere").mkdir()
+    IN_THE_WAY[way](out)
+    before = sorted(tmp_path.rglob("*"))
+    for refused in (refuse_to_replace, lambda out: export_checkpoint(saved, out)):
+        with pytest.raises(InputError, match=f"^{out}: expected"):
+            refused(out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("out", ["", ".", "..", "/", "a/.."])
+def test_an_out_without_a_name_is_refused(out):
+    with pytest.raises(InputError, match="expected a name for a directory, got none"):
+        refuse_to_replace(Path(out))
+
+
+def test_an_out_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="expected a directory, got a file; remove it"):
+        refuse_to_replace(tmp_path / "file" / "a" / "out")
+
+
+def test_an_out_that_is_free_or_holds_a_checkpoint_is_accepted(tmp_path, saved):
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "absent" / "deep", tmp_path / "empty", saved):
+        refuse_to_replace(out)
+
+
+def test_exports_to_one_place_at_once_leave_one_of_them_whole(tmp_path, saved):
+    code = """
+import sys
+from pathlib import Path
+from canvaslm.checkpoint import export_checkpoint
+for _ in range(20):
+    export_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+    other, _ = save(tmp_path / "other", make_pair(seed=2))
+    out = tmp_path / "outs" / "diffusion"
+    command = [sys.executable, "-c", code]
+    runs = [
+        subprocess.Popen([*command, str(place), str(out)], stderr=subprocess.PIPE, text=True)
+        for place in (saved, other)
     ]
-    assert set(state["files"]) == {"model.safetensors", "optimizer.safetensors"}
+    for run in runs:
+        told = run.communicate(timeout=100)[1]
+        assert run.returncode == 0, told
+    assert contents(out) in (contents(saved), contents(other))
+    assert [path.name for path in out.parent.iterdir()] == ["diffusion"]

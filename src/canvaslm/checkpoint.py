@@ -2,18 +2,16 @@
 
 A checkpoint is a directory ``step_00000400/`` with ``model.safetensors``, ``optimizer.safetensors``
 and ``state.json``. It is written aside, flushed and renamed, so that a directory of that name is
-whole; ``state.json`` holds the hash of both tensor files, so that a damaged one is never taken for
-it. Tensors are stored by parameter name and loaded strictly; nothing is pickled, nothing repaired.
+whole; ``state.json`` vouches for itself and for both tensor files, so that a damaged checkpoint, or
+one of another run, is never taken for it. Tensors are stored by parameter name and loaded strictly;
+nothing is pickled, nothing repaired.
 """
 
-import dataclasses
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +20,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from canvaslm.checkpoint_state import (
+    ANOTHER,
+    STATE,
+    TENSOR_FILES,
+    Progress,
+    State,
+    number_of,
+    read_state,
+    refuse_other_run,
+    render_state,
+)
 from canvaslm.errors import GateClosedError, InputError
-from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
-from canvaslm.model.shape import ModelParams
-from canvaslm.params import parse_section
-from canvaslm.reporting.files import remove_directory, to_json, whole_directory
+from canvaslm.model.shape import count_parameters
+from canvaslm.reporting.files import remove_directory, whole_directory
 
-_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-_FILES = (_MODEL, _OPTIMIZER, _STATE)
-_FORMAT = 1
+_MODEL, _OPTIMIZER = TENSOR_FILES
+_FILES = (*TENSOR_FILES, STATE)
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-_NAME = re.compile(r"step_(\d{8,})")
-_ANOTHER = "use another checkpoint, or train again"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkippedStep:
-    """A step that changed nothing: its number, its windows (both ends included) and why."""
-
-    step: int
-    first_window: int
-    last_window: int
-    cause: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a run is. ``windows_consumed`` is its one counter; step and tokens follow from it."""
-
-    step: int  # optimiser steps done, the skipped ones included; the number of the next one
-    windows_consumed: int
-    tokens: int
-    flops: float
-    skipped: tuple[SkippedStep, ...]
 
 
 def save_checkpoint(
@@ -77,7 +60,8 @@ def save_checkpoint(
         optimizer: its AdamW, with state for every parameter.
         progress: where the run stands.
         identity: what run this is, as plain JSON values.
-        keep_last: how many of the latest checkpoints stay, this one included; None keeps all.
+        keep_last: how many checkpoints up to this one stay; None keeps all. Those of later steps
+            are no part of the way to this one; they are left alone.
 
     Raises:
         GateClosedError: a weight or a moment is not finite; nothing is written.
@@ -89,41 +73,31 @@ def save_checkpoint(
     with whole_directory(directory, holds=["*"]) as aside:  # the run owns its folder
         _write_files(aside, tensors, progress, identity)
     if keep_last is not None:
-        for old in _numbered(root)[:-keep_last]:
+        so_far = [path for path in _numbered(root) if (number_of(path) or 0) <= progress.step]
+        for old in so_far[:-keep_last]:
             remove_directory(old)
     return directory
 
 
-def latest_complete(root: Path) -> Path | None:
-    """The whole checkpoint with the highest step number, or None; broken ones are passed over."""
+def latest_complete(root: Path, *, identity: dict[str, Any]) -> Path | None:
+    """The whole checkpoint of a run with the highest step number, or None.
+
+    Broken ones, and those of another run, are passed over with a warning.
+
+    Args:
+        root: the folder of checkpoints.
+        identity: the run, as plain JSON values.
+    """
     for directory in reversed(_numbered(root)):
         try:
-            _verify(directory, read_state(directory))
+            state = read_state(directory)
+            refuse_other_run(directory, state, identity)
+            _verify(directory, state)
         except InputError as error:
             _log.warning("passed over: %s", error)
         else:
             return directory
     return None
-
-
-def read_state(directory: Path) -> dict[str, Any]:
-    """Read ``state.json``: ``files`` (hashes), ``progress``, ``identity``, ``format``.
-
-    Raises:
-        InputError: this is no checkpoint, or its ``state.json`` is damaged.
-    """
-    path = directory / _STATE
-    try:
-        state = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise _refusal(directory, f"a checkpoint with {_STATE}", "none") from None
-    except (OSError, ValueError) as error:
-        raise _refusal(path, "readable JSON", str(error)) from None
-    if not isinstance(state, dict) or {"files", "format", "identity", "progress"} - set(state):
-        raise _refusal(path, "files, format, identity and progress", "something else")
-    if state["format"] != _FORMAT:
-        raise _refusal(path, f"format {_FORMAT}", repr(state["format"]))
-    return state
 
 
 def load_model(directory: Path) -> Backbone:
@@ -135,13 +109,14 @@ def load_model(directory: Path) -> Backbone:
     """
     state = read_state(directory)
     _verify(directory, state)
-    where = f"{directory / _STATE}:identity"
-    identity = state["identity"]
-    model = Backbone(
-        parse_section(identity.get("model"), ModelParams, where=f"{where}.model"),
-        parse_section(identity.get("layout"), Layout, where=f"{where}.layout"),
-    )
-    targets, weights = dict(model.state_dict()), _read_tensors(directory / _MODEL)
+    weights = _read_tensors(directory / _MODEL)
+    identity = state.identity
+    expected = count_parameters(identity.model, identity.layout)
+    stored = sum(tensor.numel() for tensor in weights.values())
+    if expected > 2 * stored:  # before memory is taken for it
+        raise _refusal(directory / _MODEL, f"{expected} parameters", str(stored))
+    model = Backbone(identity.model, identity.layout)
+    targets = dict(model.state_dict())
     _compare(targets, weights, directory / _MODEL)
     _copy_into(targets, weights)
     return model.eval()
@@ -159,22 +134,49 @@ def restore(directory: Path, *, model: nn.Module, optimizer: torch.optim.Optimiz
     targets = dict(model.state_dict()), _named_moments(model, optimizer)
     _compare(targets[0], weights, directory / _MODEL)
     _compare(targets[1], moments, directory / _OPTIMIZER)
-    progress = _read_progress(state["progress"], directory / _STATE)
     _copy_into(targets[0], weights)
     _copy_into(targets[1], moments)
-    return progress
+    return state.progress
 
 
 def export_checkpoint(directory: Path, out: Path) -> None:
     """Copy a whole checkpoint to ``out``: aside, flushed, renamed over what stood there.
 
     Raises:
-        InputError: the checkpoint is not whole, or ``out`` holds something else than one.
+        InputError: the checkpoint is not whole, or as :func:`refuse_to_replace`.
     """
+    refuse_to_replace(out)
     _verify(directory, read_state(directory))
     with whole_directory(out, holds=_FILES) as aside:
         for name in _FILES:
             shutil.copyfile(directory / name, aside / name)
+
+
+def refuse_to_replace(out: Path) -> None:
+    """Raise unless a checkpoint may be written to ``out`` without a loss.
+
+    Raises:
+        InputError: ``out`` names no directory, or something other than a checkpoint stands there.
+    """
+    fix = "move that away, or name another directory"
+    if out.name in ("", ".."):
+        raise InputError(
+            f"out {str(out)!r}", expected="a name for a directory", got="none", fix=fix
+        )
+    for place in (out, *out.parents):
+        if place.is_dir() and not (place == out and place.is_symlink()):
+            break
+        if place.is_symlink() or place.exists():
+            got = "a symbolic link" if place.is_symlink() else "a file"
+            raise InputError(place, expected="a directory", got=got, fix="remove it")
+    found = {path.name: path.is_file() for path in out.iterdir()} if out.is_dir() else {}
+    if found and (set(found) != set(_FILES) or not all(found.values())):
+        raise InputError(
+            out,
+            expected=f"nothing, or a checkpoint to replace: {', '.join(_FILES)} and no more",
+            got=f"a directory with {', '.join(sorted(found)[:4])}",
+            fix=fix,
+        )
 
 
 def _write_files(
@@ -190,13 +192,9 @@ def _write_files(
             save_file({key: content[key].contiguous() for key in sorted(content)}, aside / name)
         except SafetensorError as error:
             raise _as_os_error(error, aside / name) from error
-    state = {
-        "format": _FORMAT,
-        "files": {name: _sha256(aside / name) for name in tensors},
-        "progress": dataclasses.asdict(progress),
-        "identity": identity,
-    }
-    (aside / _STATE).write_text(to_json(state), encoding="utf-8")
+    files = {name: _sha256(aside / name) for name in tensors}
+    state = render_state(files=files, progress=progress, identity=identity)
+    (aside / STATE).write_text(state, encoding="utf-8")
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> OSError:
@@ -211,8 +209,9 @@ def _numbered(root: Path) -> list[Path]:
     """Directories that carry a checkpoint's name, by number and not as text."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    numbers = {path: number_of(path) for path in root.iterdir() if path.is_dir()}
+    found = {path: number for path, number in numbers.items() if number is not None}
+    return sorted(found, key=found.__getitem__)
 
 
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -234,13 +233,13 @@ def _refuse_non_finite(files: dict[str, dict[str, Tensor]], step: int) -> None:
                 )
 
 
-def _verify(directory: Path, state: dict[str, Any]) -> None:
+def _verify(directory: Path, state: State) -> None:
     """Compare both tensor files with the hashes in the state."""
     for name in (_MODEL, _OPTIMIZER):
         path = directory / name
         if not path.is_file():
             raise _refusal(directory, f"a checkpoint with {name}", "none")
-        expected, got = dict(state["files"]).get(name), _sha256(path)
+        expected, got = state.files[name], _sha256(path)
         if expected != got:
             raise _refusal(path, f"sha256 {expected}", got)
 
@@ -282,13 +281,5 @@ def _described(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _read_progress(values: Any, where: Path) -> Progress:
-    try:
-        skipped = tuple(SkippedStep(**item) for item in values["skipped"])
-        return Progress(**{**values, "skipped": skipped})
-    except (TypeError, KeyError) as error:
-        raise _refusal(f"{where}:progress", "progress of a run", str(error)) from None
-
-
 def _refusal(where: str | Path, expected: str, got: str) -> InputError:
-    return InputError(where, expected=expected, got=got, fix=_ANOTHER)
+    return InputError(where, expected=expected, got=got, fix=ANOTHER)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from canvaslm.checkpoint import Progress, save_checkpoint
+from canvaslm.checkpoint import save_checkpoint
+from canvaslm.checkpoint_state import Progress
 from canvaslm.corpus.shards import PackParams, pack_shards
 from canvaslm.corpus.tokenizer import Tokenizer, TokenizerParams, train_tokenizer
 from canvaslm.layout import Layout
@@ -88,7 +89,9 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
                 "layout": layout.model_dump(),
                 "model": params.model_dump(),
                 "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
+                "pretrain": {"windows_per_step": 2},
                 "data": data,
+                "code": "c",
             },
             keep_last=None,
         )

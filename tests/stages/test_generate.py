@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from canvaslm.checkpoint import read_state
+from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
 from canvaslm.evaluation.continuation import Pieces, continue_text, unshown
@@ -131,7 +131,7 @@ def test_prompt_is_cut_to_whole_canvases_and_told_so_under_block_mask(
     save_decodable: Callable[..., Path],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    data = read_state(decodable["diffusion"])["identity"]["data"]
+    data = read_state(decodable["diffusion"]).identity.data.model_dump()
     ids = Tokenizer.load(decodable["tokenizer"]).encode(PROMPT)
     assert len(ids) % 4
     continuation = continue_text(

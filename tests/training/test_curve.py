@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from canvaslm.training.curve import write_curve, write_metrics
+from canvaslm.errors import InputError
+from canvaslm.training.curve import refuse_unwritable, write_curve, write_metrics
 from canvaslm.training.run_state import StepRecord
 
 
@@ -21,11 +22,11 @@ def skipped(step, cause="loss is nan"):
     )
 
 
-def write(out, records, log_every):
+def write(out, records, log_every, seconds=None):
     return write_curve(
         out,
         records,
-        [0.5] * len(records),
+        seconds or [0.5] * len(records),
         log_every=log_every,
         windows_per_step=4,
         window_tokens=16,
@@ -94,3 +95,23 @@ def test_timing_has_the_seconds_and_the_rate_of_each_row(tmp_path):
     write(tmp_path, [ran(step, 6.0, 2) for step in range(5)], log_every=2)
     rows = [tuple(map(float, row.values())) for row in read(tmp_path / "timing.csv")]
     assert rows == [(2, 1.0, 128.0), (4, 1.0, 128.0), (5, 0.5, 128.0)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "row"),
+    [([0.5, None], ["2", "", ""]), ([0.0, 0.0], ["2", "0.000000", ""])],
+)
+def test_seconds_that_are_not_known_or_none_give_no_rate(tmp_path, seconds, row):
+    write(tmp_path, [ran(0, 1.0, 5), ran(1, 1.0, 5)], log_every=2, seconds=seconds)
+    assert [list(each.values()) for each in read(tmp_path / "timing.csv")] == [row]
+
+
+def test_a_report_that_could_not_be_written_is_refused_by_place(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "reports" / "metrics.json").mkdir(parents=True)
+    for place in (tmp_path / "file", tmp_path / "file" / "deep"):
+        with pytest.raises(InputError, match="file: expected a folder, got a file"):
+            refuse_unwritable(place)
+    with pytest.raises(InputError, match=r"metrics\.json: expected a file, got a folder"):
+        refuse_unwritable(tmp_path / "reports")
+    refuse_unwritable(tmp_path / "absent" / "deep")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from canvaslm.checkpoint import SkippedStep
+from canvaslm.checkpoint_state import SkippedStep
 from canvaslm.errors import GateClosedError
 from canvaslm.training.guard import NO_TARGETS, fault, stop_after_too_many
 

@@ -4,12 +4,14 @@ import csv
 import itertools
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
-from canvaslm.checkpoint import latest_complete, load_model, read_state
+from canvaslm.checkpoint import latest_complete, load_model
+from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.batches import window_indices
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.objective.targets import LossSum
@@ -267,21 +269,70 @@ def test_a_broken_newest_checkpoint_is_passed_over(tiny_recipe, shards, tmp_path
     straight = finish(job, tmp_path / "straight")
     with pytest.raises(StoppedError):
         finish(job, tmp_path / "torn", stop_after(12))
-    newest = latest_complete(folder(job, tmp_path / "torn") / "checkpoints")
+    newest = latest_complete(folder(job, tmp_path / "torn") / "checkpoints", identity=job.identity)
     assert newest is not None
     (newest / "optimizer.safetensors").write_bytes(b"")
     assert finish(job, tmp_path / "torn") == straight
+
+
+def test_no_step_is_taken_where_the_results_would_overwrite_something(
+    tiny_recipe, shards, tmp_path, monkeypatch
+):
+    job = job_of(tiny_recipe(), shards)
+    monkeypatch.setattr(run_room, "open_run", pytest.fail)
+    (tmp_path / "out" / "diffusion").mkdir(parents=True)
+    with pytest.raises(InputError, match="out: expected nothing, or a checkpoint to replace"):
+        finish(job, tmp_path)
+    (tmp_path / "out" / "diffusion").rmdir()
+    (tmp_path / "reports").write_text("mine")
+    with pytest.raises(InputError, match="reports: expected a folder, got a file"):
+        finish(job, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "another run", "another number"])
+def test_a_state_that_is_not_its_own_is_passed_over(tiny_recipe, shards, tmp_path, caplog, damage):
+    """The run goes on from the one before, to the bytes of a straight run."""
+    caplog.set_level("INFO")
+    job = job_of(tiny_recipe(), shards)
+    straight = finish(job, tmp_path / "straight")
+    with pytest.raises(StoppedError):
+        finish(job, tmp_path / "torn", stop_after(12))
+    newest = folder(job, tmp_path / "torn") / "checkpoints" / "step_00000010"
+    state = newest / "state.json"
+    if damage == "a flipped bit":
+        text = state.read_text()
+        assert text.count('"step": 10') == 1
+        state.write_text(text.replace('"step": 10', '"step": 18'))
+    elif damage == "another number":
+        newest.rename(newest.with_name("step_00000014"))
+    else:
+        other = job_of(tiny_recipe(learning_rate=0.02), shards)
+        finish(other, tmp_path / "other")
+        source = folder(other, tmp_path / "other") / "checkpoints" / newest.name
+        shutil.copytree(source, newest, dirs_exist_ok=True)
+    assert finish(job, tmp_path / "torn") == straight
+    assert "passed over" in caplog.text
+    assert "resumed at step 5 " in caplog.text
+
+
+def test_damaged_seconds_stop_neither_a_run_nor_its_report(tiny_recipe, shards, tmp_path):
+    job = job_of(tiny_recipe(), shards)
+    first = finish(job, tmp_path)
+    (folder(job, tmp_path) / "seconds.csv").write_bytes(bytes(100))
+    assert finish(job, tmp_path) == first
+    timing = (tmp_path / "reports" / "timing.csv").read_text()
+    assert timing.splitlines()[1:] == [f"{step},," for step in (*range(2, 15, 2), 15)]
 
 
 def test_the_out_says_which_run_it_is(tiny_recipe, shards, tmp_path):
     job = job_of(tiny_recipe("autoregressive"), shards)
     finish(job, tmp_path)
     state = read_state(tmp_path / "out")
-    assert state["identity"] == json.loads(json.dumps(job.identity))
-    assert state["identity"]["data"]["manifest_sha256"] == job.windows.manifest.sha256
-    progress = state["progress"]
-    assert (progress["step"], progress["windows_consumed"], progress["tokens"]) == (15, 60, 960)
-    assert progress["flops"] == 60 * job.flops_per_window
+    assert state.identity.model_dump(mode="json") == json.loads(json.dumps(job.identity))
+    assert state.identity.data.manifest_sha256 == job.windows.manifest.sha256
+    progress = state.progress
+    assert (progress.step, progress.windows_consumed, progress.tokens) == (15, 60, 960)
+    assert progress.flops == 60 * job.flops_per_window
     assert load_model(tmp_path / "out").params.time_width == 0
 
 

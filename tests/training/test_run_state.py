@@ -77,6 +77,73 @@ def test_a_log_that_lacks_a_step_of_the_checkpoint_is_refused(tmp_path, lost):
         state.roll_back(2)
 
 
+HEADER = b"step,nats,targets,gradient_norm,learning_rate,cause\n"
+GARBAGE = {
+    "nothing": b"",
+    "zero bytes": bytes(200),
+    "no text": bytes(range(256)) * 4,
+    "another header": b"a,b\n1,2\n",
+    "no numbers": HEADER + b"x,y,z,u,v,w\n" * 2,
+    "too few cells": HEADER + b"0,1\n1,1\n",
+    "no finite nats": HEADER + b"0,nan,1,1,1,\n1,1,1,1,1,\n",
+    "a cell without end": b"step,seconds\n" + b"9" * 200_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_damaged_record_of_steps_is_refused_by_name_and_rebuilt_where_none_is_needed(
+    tmp_path, garbage
+):
+    log = tmp_path / "run" / "steps.csv"
+    log.parent.mkdir()
+    log.write_bytes(GARBAGE[garbage])
+    with open_run(tmp_path, "run") as state:
+        with pytest.raises(InputError, match=r"run/steps\.csv: expected steps 0 to 1, once each"):
+            state.roll_back(2)
+        state.roll_back(0)
+        state.record(ran(0), seconds=1.0)
+        assert state.steps() == [ran(0)]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_damaged_seconds_are_left_empty_and_stop_no_run(tmp_path, caplog, garbage):
+    with open_run(tmp_path, "run") as state:
+        for step in range(3):
+            state.record(ran(step), seconds=1.0)
+    (tmp_path / "run" / "seconds.csv").write_bytes(GARBAGE[garbage])
+    with open_run(tmp_path, "run") as state:
+        state.roll_back(2)
+        state.record(ran(2), seconds=2.0)
+        assert state.seconds() == [None, None, 2.0]
+        assert state.steps() == [ran(0), ran(1), ran(2)]
+    assert "run/seconds.csv: the seconds of some steps are lost" in caplog.text
+
+
+def test_seconds_that_can_be_read_outlive_those_that_cannot(tmp_path):
+    with open_run(tmp_path, "run") as state:
+        for step in range(4):
+            state.record(ran(step), seconds=1.0 + step)
+    log = tmp_path / "run" / "seconds.csv"
+    log.write_text(log.read_text().replace("1,2.0", "1,-2.0").replace("2,3.0", "2,inf"))
+    with open_run(tmp_path, "run") as state:
+        state.roll_back(4)
+        assert state.seconds() == [1.0, None, None, 4.0]
+
+
+def test_what_others_put_among_the_checkpoints_stays(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".DS_Store").write_bytes(b"x")
+    (folder / ".step_00000004.7.partial").write_bytes(b"a file under such a name")
+    (folder / ".step_00000004.removed").mkdir()
+    with open_run(tmp_path, "run"):
+        assert sorted(path.name for path in folder.iterdir()) == [
+            ".DS_Store",
+            ".hidden",
+            ".step_00000004.7.partial",
+        ]
+
+
 def test_a_second_trainer_of_a_live_run_is_refused(tmp_path):
     """Its process id is named; another run in the same place is free."""
     code = """

@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from canvaslm.checkpoint import load_model, read_state
+from canvaslm.checkpoint import load_model
+from canvaslm.checkpoint_state import Identity, Progress, read_state
 from canvaslm.corpus.manifest import Manifest
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
-from canvaslm.params import parse_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +23,8 @@ class Contestant:
     """
 
     model: Backbone
-    identity: dict[str, Any]
-    progress: dict[str, Any]
+    identity: Identity
+    progress: Progress
 
     @property
     def layout(self) -> Layout:
@@ -39,13 +38,21 @@ class Contestant:
         Raises:
             InputError: its identity does not say so.
         """
-        where = f"{self.identity['objective']}:identity.diffusion"
-        return parse_section(self.identity.get("diffusion"), DiffusionParams, where=where)
+        if self.identity.diffusion is None:
+            raise InputError(
+                f"the {self.identity.objective} checkpoint",
+                expected="how canvases were corrupted in training",
+                got="none",
+                fix="use a checkpoint of the diffusion objective",
+            )
+        return self.identity.diffusion
 
     @property
     def training(self) -> dict[str, float]:
         """The training behind it, for a report: optimiser steps, tokens, FLOPs."""
-        return {f"trained_{key}": self.progress[key] for key in ("step", "tokens", "flops")}
+        return {
+            f"trained_{key}": getattr(self.progress, key) for key in ("step", "tokens", "flops")
+        }
 
 
 def load_contestant(directory: Path, objective: str, manifest: Manifest) -> Contestant:
@@ -61,13 +68,12 @@ def load_contestant(directory: Path, objective: str, manifest: Manifest) -> Cont
             tokenizer is not that of the shards.
     """
     state = read_state(directory)
-    identity = state["identity"]
-    _refuse_other(directory, "objective", identity.get("objective"), objective)
+    _refuse_other(directory, "objective", state.identity.objective, objective)
     model = load_model(directory)
     _refuse_other(directory, "vocab_size", model.layout.vocab_size, manifest.vocab_size)
     for key in ("eot_id", "tokenizer_sha256"):
-        _refuse_other(directory, key, identity["data"].get(key), getattr(manifest, key))
-    return Contestant(model=model, identity=identity, progress=state["progress"])
+        _refuse_other(directory, key, getattr(state.identity.data, key), getattr(manifest, key))
+    return Contestant(model=model, identity=state.identity, progress=state.progress)
 
 
 def refuse_other_window(first: Contestant, second: Contestant) -> None:
@@ -78,7 +84,7 @@ def refuse_other_window(first: Contestant, second: Contestant) -> None:
     """
     if first.layout.window_tokens != second.layout.window_tokens:
         raise InputError(
-            f"the {second.identity['objective']} checkpoint",
+            f"the {second.identity.objective} checkpoint",
             expected=f"windows of {first.layout.window_tokens} tokens, as the other checkpoint",
             got=str(second.layout.window_tokens),
             fix="train both objectives with the same layout",

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from canvaslm.checkpoint import load_model, read_state
+from canvaslm.checkpoint import load_model
+from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.device import pick_device
 from canvaslm.errors import InputError
@@ -61,11 +62,11 @@ def continue_text(
         InputError: the checkpoint is not whole, the tokenizer is another one, or prompt and answer
             do not fit in the trained window.
     """
-    identity = read_state(checkpoint)["identity"]
-    text = matching_tokenizer(tokenizer, identity["data"]["tokenizer_sha256"])
+    identity = read_state(checkpoint).identity
+    text = matching_tokenizer(tokenizer, identity.data.tokenizer_sha256)
     model = load_model(checkpoint).to(pick_device(params.device))
     ids = _whole_canvases(text.encode(prompt).tolist(), model)
-    if identity["objective"] == "autoregressive":
+    if identity.objective == "autoregressive":
         sampler = AutoregressiveSampler(
             model=model,
             temperature=params.start_temperature,

@@ -139,12 +139,15 @@ def _finite(value: Any) -> Any:
 
 def _refuse_what_would_be_lost(path: Path, holds: Collection[str]) -> None:
     """A folder of the user's, named by mistake, must not vanish."""
-    if not path.exists():
+    try:
+        found = sorted(entry.name for entry in path.iterdir())
+    except FileNotFoundError:
         return
-    if not path.is_dir():
-        raise InputError(path, expected="a folder", got="a file", fix="name another folder")
+    except NotADirectoryError:
+        raise InputError(
+            path, expected="a folder", got="a file", fix="name another folder"
+        ) from None
     known = (*holds, ".*.partial")  # the latter of a write_bytes that was killed
-    found = sorted(entry.name for entry in path.iterdir())
     foreign = [name for name in found if not any(fnmatch(name, pattern) for pattern in known)]
     if foreign:
         raise InputError(

@@ -8,10 +8,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from canvaslm.errors import InputError
 from canvaslm.reporting.files import write_csv, write_json
 from canvaslm.training.guard import NO_TARGETS
 from canvaslm.training.run_state import StepRecord
 
+_LOSS, _TIMING, _METRICS = _FILES = ("loss.csv", "timing.csv", "metrics.json")
 _LOSS_COLUMNS = (
     "step",
     "windows",
@@ -25,10 +27,26 @@ _LOSS_COLUMNS = (
 )
 
 
+def refuse_unwritable(out: Path) -> None:
+    """Raise unless the files of a report can be written under ``out``, over older ones or not.
+
+    Raises:
+        InputError: a file stands where the folder should, or a folder where a file should.
+    """
+    for place in (out, *out.parents):
+        if place.is_dir():
+            break
+        if place.is_symlink() or place.exists():
+            raise InputError(place, expected="a folder", got="a file", fix="remove it")
+    for name in _FILES:
+        if (out / name).is_dir():
+            raise InputError(out / name, expected="a file", got="a folder", fix="remove it")
+
+
 def write_curve(
     out: Path,
     records: Sequence[StepRecord],
-    seconds: Sequence[float],
+    seconds: Sequence[float | None],
     *,
     log_every: int,
     windows_per_step: int,
@@ -39,6 +57,7 @@ def write_curve(
 
     A row stands for the steps since the row before it: its loss is their summed nats over their
     summed targets, and ``skipped_steps`` says how many of them changed nothing and are not in it.
+    A span with a step whose seconds are not known has none in ``timing.csv``.
     Its gradient norm and learning rate are those of the row's own step. ``step`` counts steps
     done, so the first row at ``log_every: 10`` is step 10; the run's last step always has a row.
     """
@@ -61,11 +80,10 @@ def write_curve(
                 "skipped_steps": sum(bool(record.cause) for record in span),
             }
         )
-        spent = sum(seconds[start:done])
-        timing.append([done, f"{spent:.6f}", f"{len(span) * tokens_per_step / spent:.1f}"])
+        timing.append([done, *_pace(seconds[start:done], len(span) * tokens_per_step)])
     cells = [["" if value is None else value for value in row.values()] for row in rows]
-    write_csv(out / "loss.csv", _LOSS_COLUMNS, cells)
-    write_csv(out / "timing.csv", ("step", "seconds", "tokens_per_s"), timing)
+    write_csv(out / _LOSS, _LOSS_COLUMNS, cells)
+    write_csv(out / _TIMING, ("step", "seconds", "tokens_per_s"), timing)
     return rows[-1]
 
 
@@ -101,7 +119,16 @@ def write_metrics(
         "verdict_reason": closed or "",
         "windows": windows,
     }
-    write_json(out / "metrics.json", metrics)
+    write_json(out / _METRICS, metrics)
+
+
+def _pace(seconds: Sequence[float | None], tokens: int) -> tuple[str, str]:
+    """Seconds and tokens per second of some steps; empty where they were not measured."""
+    known = [each for each in seconds if each is not None]
+    if len(known) < len(seconds):
+        return "", ""
+    spent = sum(known)
+    return f"{spent:.6f}", f"{tokens / spent:.1f}" if spent > 0 else ""
 
 
 def _mean_nats(records: Sequence[StepRecord]) -> float | None:

@@ -9,7 +9,7 @@ run, because a retry that changes nothing would fail in the same way for ever.
 import math
 from collections.abc import Sequence
 
-from canvaslm.checkpoint import SkippedStep
+from canvaslm.checkpoint_state import SkippedStep
 from canvaslm.errors import GateClosedError
 
 NO_TARGETS = "no targets"

@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 
-from canvaslm.checkpoint import Progress, SkippedStep, save_checkpoint
+from canvaslm.checkpoint import save_checkpoint
+from canvaslm.checkpoint_state import Progress, SkippedStep
 from canvaslm.corpus.batches import window_indices
 from canvaslm.corpus.windows import Windows
 from canvaslm.layout import Layout

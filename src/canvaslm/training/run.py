@@ -8,12 +8,13 @@ before the gate closes.
 import logging
 from pathlib import Path
 
-from canvaslm.checkpoint import export_checkpoint, latest_complete, read_state, restore
+from canvaslm.checkpoint import export_checkpoint, latest_complete, refuse_to_replace, restore
+from canvaslm.checkpoint_state import read_state
 from canvaslm.device import pick_device
 from canvaslm.errors import GateClosedError
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.progress import Track
-from canvaslm.training.curve import write_curve, write_metrics
+from canvaslm.training.curve import refuse_unwritable, write_curve, write_metrics
 from canvaslm.training.identity import identity_name
 from canvaslm.training.job import Job
 from canvaslm.training.learner import Learner
@@ -35,11 +36,14 @@ def pretrain(job: Job, *, work: Path, out: Path, reports: Path, track: Track) ->
         track: shows how far the loop is.
 
     Raises:
-        InputError: the run does not fit into memory, or another process trains it.
+        InputError: the run does not fit into memory, another process trains it, or ``out`` or
+            ``reports`` would overwrite something else.
         GateClosedError: it does not learn: too many steps in a row changed nothing.
     """
+    refuse_to_replace(out)
+    refuse_unwritable(reports)
     with open_run(work, identity_name(job.identity)) as state:
-        latest = latest_complete(state.checkpoints)
+        latest = latest_complete(state.checkpoints, identity=job.identity)
         if latest is not None and _read_step(latest) >= job.recipe.pretrain.steps:
             _log.info("%s has ended; only its results are copied out", state.directory)
             state.roll_back(job.recipe.pretrain.steps)
@@ -49,14 +53,14 @@ def pretrain(job: Job, *, work: Path, out: Path, reports: Path, track: Track) ->
             except GateClosedError as closed:
                 _report(job, state, reports, closed=str(closed))
                 raise
-            latest = latest_complete(state.checkpoints)
+            latest = latest_complete(state.checkpoints, identity=job.identity)
         assert latest is not None, "the last step writes a checkpoint"
         export_checkpoint(latest, out)
         _report(job, state, reports, closed=None)
 
 
 def _read_step(checkpoint: Path) -> int:
-    return read_state(checkpoint)["progress"]["step"]
+    return read_state(checkpoint).progress.step
 
 
 def _train(job: Job, state: RunState, latest: Path | None, track: Track) -> None:

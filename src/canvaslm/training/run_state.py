@@ -2,13 +2,17 @@
 
 In a folder named by the run's identity: its checkpoints, one line per optimiser step in
 ``steps.csv`` and ``seconds.csv``, and a lock. Both logs are flushed to the disk before each
-checkpoint and cut back to it on resume, so that every step stands in them once, in order.
+checkpoint and cut back to it on resume, so that every step stands in them once, in order. What
+steps came to is part of the run, and a log that lacks one is refused; how long they took is not,
+and what is lost of it is left empty.
 """
 
 import csv
 import fcntl
 import logging
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +25,7 @@ from canvaslm.reporting.files import write_csv
 
 _LEARNED = ("step", "nats", "targets", "gradient_norm", "learning_rate", "cause")
 _TIMED = ("step", "seconds")
+_LEFTOVER = re.compile(r"\.step_\d+\.(\d+\.)?(partial|removed)")
 
 _log = logging.getLogger(__name__)
 
@@ -61,18 +66,52 @@ class RunState:
         """Forget what was recorded from ``step`` on.
 
         Raises:
-            InputError: an earlier step is missing, so the log cannot be that of this run.
+            InputError: an earlier step is missing or damaged, so the log cannot be that of this
+                run.
         """
-        self._learned.roll_back(step)
-        self._timed.roll_back(step)
+        rows = self._learned.rows()
+        self._as_records(rows[:step], step)
+        known = self._known_seconds()
+        if len(rows) > step:
+            _log.info("steps.csv: %d rows after step %d dropped", len(rows) - step, step)
+        if any(str(number) not in known for number in range(step)):
+            _log.warning("%s: the seconds of some steps are lost", self._timed.path)
+        self._learned.rewrite(rows[:step])
+        self._timed.rewrite([[number, known.get(str(number), "")] for number in range(step)])
 
     def steps(self) -> list[StepRecord]:
-        """Every recorded step, in order."""
-        return [_as_record(row) for row in self._learned.rows()]
+        """Every recorded step, in order.
 
-    def seconds(self) -> list[float]:
-        """Wall-clock seconds of every recorded step, in order."""
-        return [float(row[1]) for row in self._timed.rows()]
+        Raises:
+            InputError: one is missing or damaged.
+        """
+        rows = self._learned.rows()
+        return self._as_records(rows, len(rows))
+
+    def seconds(self) -> list[float | None]:
+        """Wall-clock seconds of every recorded step, in order; None where they are lost."""
+        known = self._known_seconds()
+        texts = [known.get(row[0], "") for row in self._learned.rows()]
+        return [float(text) if text else None for text in texts]
+
+    def _known_seconds(self) -> dict[str, str]:
+        """By step, what can be read as seconds."""
+        return {row[0]: row[1] for row in self._timed.rows() if _is_amount(row[-1])}
+
+    def _as_records(self, rows: list[list[str]], n_steps: int) -> list[StepRecord]:
+        """Read rows that must be those of the steps up to a number."""
+        try:
+            records = [_as_record(row) for row in rows]
+        except ValueError:
+            records = []
+        if [record.step for record in records] != list(range(n_steps)):
+            raise InputError(
+                self._learned.path,
+                expected=f"steps 0 to {n_steps - 1}, once each and in order",
+                got=f"{len(rows)} rows that are not those",
+                fix=f"remove {self.directory} to train from the start",
+            )
+        return records
 
     def close(self) -> None:
         """Close the logs."""
@@ -98,8 +137,7 @@ def open_run(work: Path, name: str) -> Iterator[RunState]:
         started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         lock.write(f"process {os.getpid()} started at {started_at}\n")
         lock.flush()
-        for leftover in (directory / "checkpoints").glob(".*"):
-            shutil.rmtree(leftover)  # what a killed save or removal left
+        _clear_leftovers(directory / "checkpoints")
         state = RunState(directory)
         try:
             yield state
@@ -133,7 +171,7 @@ class _Log:
     """A CSV file that grows by a line per step and can be cut back."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._path = path
+        self.path = path
         self._columns = list(columns)
         if not path.exists():
             write_csv(path, columns, [])
@@ -150,36 +188,34 @@ class _Log:
         self._handle.close()
 
     def rows(self) -> list[list[str]]:
-        with self._path.open(encoding="utf-8", newline="") as handle:
-            header, *rows = csv.reader(handle)
-        assert header == self._columns, f"{self._path}: {header}"
-        return rows
+        """Whole rows, without a last one that a killed process left half-written.
 
-    def roll_back(self, step: int) -> None:
-        rows = self._whole_rows()
-        kept, dropped = rows[:step], rows[step:]
-        if [row[0] for row in kept] != [str(number) for number in range(step)]:
-            raise InputError(
-                self._path,
-                expected=f"steps 0 to {step - 1}, once each and in order",
-                got=f"{len(kept)} rows that are not those",
-                fix=f"remove {self._path.parent} to train from the start",
-            )
-        if dropped:
-            _log.info("%s: %d rows after step %d dropped", self._path.name, len(dropped), step)
+        A file under another header has none, and so has one that is no CSV.
+        """
+        text = self.path.read_bytes().decode("utf-8", errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            header, *rows = list(csv.reader(whole.splitlines())) or [[]]
+        except csv.Error:
+            return []
+        rows = [row if len(row) == len(self._columns) else [""] * len(header) for row in rows]
+        return rows if header == self._columns else []
+
+    def rewrite(self, rows: Sequence[Sequence[object]]) -> None:
+        """Put other rows in place of all."""
         self.close()
-        write_csv(self._path, self._columns, kept)
+        write_csv(self.path, self._columns, rows)
         self._open()
 
     def _open(self) -> None:
-        self._handle = self._path.open("a", encoding="utf-8", newline="")
+        self._handle = self.path.open("a", encoding="utf-8", newline="")
 
-    def _whole_rows(self) -> list[list[str]]:
-        """Rows up to the first that a killed process left half-written."""
-        text = self._path.read_bytes().decode("utf-8", errors="replace")
-        whole = text[: text.rfind("\n") + 1]
-        header, *rows = list(csv.reader(whole.splitlines())) or [[]]
-        return rows if header == self._columns else []
+
+def _clear_leftovers(checkpoints: Path) -> None:
+    """Remove what a killed save or removal left, and nothing that others put there."""
+    for place in checkpoints.glob(".step_*"):
+        if _LEFTOVER.fullmatch(place.name) and place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
 
 
 def _take(handle: int, directory: Path) -> None:
@@ -197,7 +233,11 @@ def _take(handle: int, directory: Path) -> None:
 
 
 def _as_record(row: list[str]) -> StepRecord:
+    """Read one row of ``steps.csv``; anything else is a ValueError."""
     step, nats, targets, gradient_norm, learning_rate, cause = row
+    for text in filter(None, (nats, gradient_norm, learning_rate)):
+        if not _is_amount(text):
+            raise ValueError(text)
     return StepRecord(
         step=int(step),
         nats=float(nats) if nats else None,
@@ -206,3 +246,11 @@ def _as_record(row: list[str]) -> StepRecord:
         learning_rate=float(learning_rate),
         cause=cause,
     )
+
+
+def _is_amount(text: str) -> bool:
+    """Whether text is a finite number that is not below 0."""
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False

@@ -1,0 +1,187 @@
+"""What does a checkpoint say of itself, and can it be believed?
+
+``state.json`` says which run it is of, how far that run was, and the hashes of the tensor files. It
+holds a hash of all this too, so that one flipped bit is never taken for another step or another
+run, and it has a strict, closed model, so that what does not fit is told in one line.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from canvaslm.corpus.written import parse_written, read_written
+from canvaslm.diffusion.schedule import DiffusionParams
+from canvaslm.errors import InputError
+from canvaslm.layout import Layout
+from canvaslm.model.shape import ModelParams
+from canvaslm.params import Params
+from canvaslm.reporting.files import to_json
+
+STATE = "state.json"
+TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
+ANOTHER = "use another checkpoint, or train again"
+_FORMAT: Literal[2] = 2
+_NAME = re.compile(r"step_(\d{8,})")
+
+
+class SkippedStep(Params):
+    """A step that changed nothing: its number, its windows (both ends included) and why."""
+
+    step: int = Field(ge=0)
+    first_window: int = Field(ge=0)
+    last_window: int = Field(ge=0)
+    cause: str
+
+
+class Progress(Params):
+    """How far a run is. ``windows_consumed`` is its one counter; step and tokens follow from it.
+
+    ``step`` counts the optimiser steps done, the skipped ones included; it is the number of the
+    next one.
+    """
+
+    step: int = Field(ge=0)
+    windows_consumed: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    flops: float = Field(ge=0)
+    skipped: tuple[SkippedStep, ...]
+
+
+class _Pretrain(Params):
+    """The keys of ``pretrain`` that decide the weights, of which only one is read here."""
+
+    model_config = ConfigDict(extra="allow")
+
+    windows_per_step: int = Field(ge=1)
+
+
+class _Data(Params):
+    manifest_sha256: str
+    tokenizer_sha256: str
+    eot_id: int = Field(ge=0)
+
+
+class Identity(Params):
+    """Which run it is: what was trained, on which data, by which code."""
+
+    objective: Literal["diffusion", "autoregressive"]
+    layout: Layout
+    model: ModelParams
+    diffusion: DiffusionParams | None
+    pretrain: _Pretrain
+    data: _Data
+    code: str
+
+
+class State(Params):
+    """All that ``state.json`` holds; ``sha256`` is of the rest of it."""
+
+    format: Literal[2]
+    files: dict[str, str]
+    progress: Progress
+    identity: Identity
+    sha256: str
+
+    @field_validator("files")
+    @classmethod
+    def _vouch_for_both_files(cls, files: dict[str, str]) -> dict[str, str]:
+        if set(files) != set(TENSOR_FILES):
+            raise ValueError(f"should be the hashes of {' and '.join(TENSOR_FILES)}")
+        return files
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        done, windows = self.progress, self.progress.windows_consumed
+        due = done.step * self.identity.pretrain.windows_per_step
+        if windows != due:
+            raise ValueError(f"{done.step} steps consume {due} windows, not {windows}")
+        if done.tokens != windows * self.identity.layout.window_tokens:
+            raise ValueError(f"{windows} windows do not have {done.tokens} tokens")
+        return self
+
+
+def render_state(*, files: dict[str, str], progress: Progress, identity: dict[str, Any]) -> str:
+    """The text of a ``state.json``, with the hash that vouches for it.
+
+    Args:
+        files: the sha256 of each tensor file by name.
+        progress: where the run stands.
+        identity: what run this is, as plain JSON values.
+    """
+    content = {
+        "format": _FORMAT,
+        "files": files,
+        "progress": progress.model_dump(mode="json"),
+        "identity": identity,
+    }
+    return to_json(content | {"sha256": _digest(content)})
+
+
+def read_state(directory: Path) -> State:
+    """Read what a checkpoint says of itself.
+
+    Raises:
+        InputError: this is no checkpoint, its ``state.json`` is damaged or of another format, or
+            the directory has the name of another step.
+    """
+    path, expected = directory / STATE, "the state of a checkpoint"
+    if not path.exists():
+        raise InputError(directory, expected=f"a checkpoint with {STATE}", got="none", fix=ANOTHER)
+    text = read_written(path, expected=expected, missing="none", fix=ANOTHER)
+    state = parse_written(text, path, State, expected=expected, broken="another", fix=ANOTHER)
+    digest = _digest_without_hash(text)
+    if digest != state.sha256:
+        told = f"sha256 {state.sha256}, as it says itself"
+        raise InputError(path, expected=told, got=digest, fix=ANOTHER)
+    number = number_of(directory)
+    if number is not None and number != state.progress.step:
+        told = f"step {number}, as its directory is named"
+        raise InputError(path, expected=told, got=f"step {state.progress.step}", fix=ANOTHER)
+    return state
+
+
+def refuse_other_run(directory: Path, state: State, identity: dict[str, Any]) -> None:
+    """Raise unless a checkpoint is of one run.
+
+    Args:
+        directory: the checkpoint.
+        state: what it says of itself.
+        identity: the run, as plain JSON values.
+
+    Raises:
+        InputError: it is of another run; the first key that differs is named.
+    """
+    found, due = state.identity.model_dump(mode="json"), json.loads(json.dumps(identity))
+    for key in sorted(found.keys() | due.keys()):
+        if found.get(key) != due.get(key):
+            raise InputError(
+                f"{directory / STATE}:identity.{key}",
+                expected="a checkpoint of this run",
+                got="that of another run",
+                fix="move it out of the folder of this run",
+            )
+
+
+def number_of(directory: Path) -> int | None:
+    """The step in the name of a checkpoint's directory; None for another name."""
+    named = _NAME.fullmatch(directory.name)
+    return int(named[1]) if named else None
+
+
+def _digest_without_hash(text: bytes) -> str:
+    """Hash a ``state.json`` as it was before its hash was added."""
+    try:
+        content = json.loads(text)
+        return _digest({key: content[key] for key in content if key != "sha256"})
+    except ValueError as error:  # a number of thousands of digits
+        return str(error)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Hash JSON values in one spelling."""
+    text = json.dumps(json.loads(to_json(content)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
