@@ -117,6 +117,35 @@ def test_what_cannot_go_on_ends_in_one_line(
     assert (reports / "metrics.json").exists() == (reports / "loss.csv").exists() == (status == 1)
 
 
+def test_an_out_that_holds_something_else_is_refused_before_any_work(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    place = _lay(tmp_path / "run", decodable)
+    (place / "checkpoints" / "autoregressive").mkdir(parents=True)
+    for out in ("checkpoints", "data/shards", ""):
+        status, _, err = _run(place, "diffusion", f"--out={out}")
+        assert status == 2
+        assert len(err.strip().splitlines()) == 1
+        assert "move that away, or name another directory" in err or "remove it" in err
+    assert (place / "checkpoints" / "autoregressive").is_dir()
+    assert (place / "data/shards/manifest.json").is_file()
+    assert not (place / ".work").exists()
+
+
+def test_ctrl_c_ends_a_run_in_one_line(decodable: dict[str, Path], tmp_path: Path) -> None:
+    place = _lay(tmp_path / "run", decodable, steps=100_000, save_every=2)
+    process = _start(place, "diffusion")
+    until = time.monotonic() + 100
+    while not list((place / ".work").rglob("step_*")) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    assert err.strip().splitlines()[-1].startswith("interrupted")
+    assert "Traceback" not in err
+    assert not (place / "checkpoints").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bytes_of_a_straight_one(
     decodable: dict[str, Path], tmp_path: Path
