@@ -3,6 +3,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -201,6 +202,19 @@ def test_a_checkpoint_of_other_shards_is_refused(
     manifest = read_manifest(inputs["shards"]).model_copy(update={field: value})
     with pytest.raises(InputError, match=f"{field}: expected {value}"):
         load_contestant(inputs["diffusion"], "diffusion", manifest)
+
+
+@pytest.mark.parametrize("key", ["identity", "progress", "files"])
+@pytest.mark.parametrize("value", [None, {}])
+def test_a_checkpoint_that_does_not_say_what_it_is_is_refused(
+    inputs: dict[str, Path], tmp_path: Path, key: str, value: object
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(inputs["diffusion"], broken)
+    state = json.loads((broken / "state.json").read_text())
+    (broken / "state.json").write_text(json.dumps(state | {key: value}))
+    with pytest.raises(InputError, match=rf"state\.json: expected the state .* \({key}"):
+        load_contestant(broken, "diffusion", read_manifest(inputs["shards"]))
 
 
 def test_models_of_other_windows_are_refused(inputs: dict[str, Path], tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -158,6 +160,23 @@ def test_tokenizer_of_other_data_is_refused(decodable: dict[str, Path], tmp_path
     other.write_bytes(decodable["tokenizer"].read_bytes() + b"\n")
     with pytest.raises(InputError, match="the tokenizer of the data"):
         _continue({**decodable, "tokenizer": other}, "diffusion")
+
+
+@pytest.mark.parametrize("key", ["identity", "progress", "files"])
+@pytest.mark.parametrize("value", [None, {}])
+def test_checkpoint_that_does_not_say_what_it_is_is_refused(
+    decodable: dict[str, Path], tmp_path: Path, key: str, value: object
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(decodable["diffusion"], broken)
+    state = json.loads((broken / "state.json").read_text())
+    (broken / "state.json").write_text(json.dumps(state | {key: value}))
+    with pytest.raises(InputError, match=rf"state\.json: expected the state .* \({key}"):
+        _continue({**decodable, "diffusion": broken}, "diffusion")
+    if key == "identity" and value is None:
+        done = _run(decodable, f"--prompt={PROMPT}", f"--checkpoint={broken}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_mean_entropy_without_patience_is_refused(decodable: dict[str, Path]) -> None:
