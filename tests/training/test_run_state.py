@@ -132,15 +132,15 @@ def test_seconds_that_can_be_read_outlive_those_that_cannot(tmp_path):
 
 def test_what_others_put_among_the_checkpoints_stays(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
-    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".step_notes").mkdir(parents=True)
     (folder / ".DS_Store").write_bytes(b"x")
     (folder / ".step_00000004.7.partial").write_bytes(b"a file under such a name")
     (folder / ".step_00000004.removed").mkdir()
     with open_run(tmp_path, "run"):
         assert sorted(path.name for path in folder.iterdir()) == [
             ".DS_Store",
-            ".hidden",
             ".step_00000004.7.partial",
+            ".step_notes",
         ]
 
 
