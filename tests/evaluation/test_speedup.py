@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -217,3 +219,20 @@ def test_a_row_that_made_nothing_is_not_divided_by(networks: tuple[Backbone, Bac
     rows, _ = count_rows({"mute": Parrot(networks[0], [], canvases=0)}, TASK, track=untracked)
     assert rows["mute"].tokens_per_forward == 0.0
     assert rows["mute"].tokens_per_forward_after_prompt == 0.0
+
+
+# BR-76
+def test_a_decoder_whose_numbers_are_not_finite_fails_the_comparison(
+    networks: tuple[Backbone, Backbone],
+) -> None:
+    denoiser, twin = (copy.deepcopy(network) for network in networks)
+    with torch.no_grad():
+        denoiser.final_norm.weight[0] = math.nan
+    rows, _ = count_rows(
+        build_decoders(denoiser, twin, PARAMS, eot_id=None, bos_id=EOT), TASK, track=untracked
+    )
+    verdict, reason = verdict_of(rows)
+    assert verdict == "fail"
+    assert "fixed_16 ended" in reason
+    assert "not finite" in reason
+    assert "autoregressive" not in reason

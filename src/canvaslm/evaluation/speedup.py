@@ -227,8 +227,9 @@ def verdict_of(rows: dict[str, SpeedupRow]) -> tuple[Verdict, str]:
     """Judge a comparison, and say why.
 
     Returns:
-        ``fail`` where a decoder's samples repeat themselves or read as noise, since its speed is
-        no speed of text; and the reason, which names each such row.
+        ``fail`` where a decoder's numbers stopped being finite, or its samples repeat themselves
+        or read as noise, since its speed is no speed of text; and the reason, which names each
+        such row.
     """
     faults = [f"{name} {fault}" for name, row in rows.items() for fault in _faults(row)]
     if faults:
@@ -241,6 +242,9 @@ def verdict_of(rows: dict[str, SpeedupRow]) -> tuple[Verdict, str]:
 
 def _faults(row: SpeedupRow) -> Iterator[str]:
     """Why a row is not text."""
+    broken = row.ended_by.get("not_finite", 0)
+    if broken:
+        yield f"ended {broken} of {row.n_rows} texts on numbers that are not finite"
     if row.is_repetitive:
         yield "repeats itself"
     if row.is_noise and row.quality is not None:
