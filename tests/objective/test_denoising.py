@@ -13,34 +13,14 @@ from canvaslm.diffusion.schedule import Context, DiffusionParams
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.shape import ModelParams
 from canvaslm.objective.denoising import Denoising
 from oracles import all_sequences, copy_chain, kept_share, token_posteriors
-
-
-def tiny_params(**changes: object) -> ModelParams:
-    values: dict[str, object] = {
-        "width": 32,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "head_width": 8,
-        "ffn_width": 48,
-        "time_width": 16,
-        "bias": True,
-        "qk_norm": False,
-        "rope_base": 10000.0,
-        "norm_eps": 1e-5,
-        "self_conditioning": "output",
-        "clean_mask": "causal",
-        "vocab_multiple": 1,
-    }
-    return ModelParams.model_validate({**values, **changes})
+from shapes import tiny_shape
 
 
 def tiny_model(layout: Layout, **changes: object) -> Backbone:
     """A float64 model whose self-conditioning is no longer zero, so that a guess matters."""
-    model = Backbone(tiny_params(**changes), layout).double()
+    model = Backbone(tiny_shape(**changes), layout).double()
     initialise(model, 3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -183,12 +163,12 @@ def test_bound_equals_a_loop_over_passes_with_dense_logits(tiny_layout: Layout) 
 
 def test_one_stream_with_a_causal_clean_mask_is_refused(tiny_layout: Layout) -> None:
     with pytest.raises(InputError, match="clean_mask"):
-        denoising(tiny_layout, context="noisy").refuse_misfit(tiny_params(clean_mask="causal"))
-    denoising(tiny_layout, context="noisy").refuse_misfit(tiny_params(clean_mask="block"))
+        denoising(tiny_layout, context="noisy").refuse_misfit(tiny_shape(clean_mask="causal"))
+    denoising(tiny_layout, context="noisy").refuse_misfit(tiny_shape(clean_mask="block"))
 
 
 def test_flops_count_the_clean_stream_and_the_first_pass(tiny_layout: Layout) -> None:
-    params = tiny_params()
+    params = tiny_shape()
     one_stream = denoising(tiny_layout, context="noisy", share=0.0).flops_per_window(params)
     two_streams = denoising(tiny_layout, share=0.0).flops_per_window(params)
     with_guess = denoising(tiny_layout, share=1.0).flops_per_window(params)

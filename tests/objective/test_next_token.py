@@ -8,30 +8,15 @@ from torch import Tensor
 
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.shape import ModelParams
 from canvaslm.objective.next_token import NextToken
+from shapes import tiny_shape
 
 EOT = 36
 
 
 @pytest.fixture
 def twin(tiny_layout: Layout) -> Backbone:
-    params = ModelParams(
-        width=32,
-        n_layers=2,
-        n_heads=4,
-        n_kv_heads=2,
-        head_width=8,
-        ffn_width=48,
-        time_width=16,
-        bias=True,
-        qk_norm=True,
-        rope_base=10000.0,
-        norm_eps=1e-5,
-        self_conditioning="output",
-        clean_mask="block",
-        vocab_multiple=1,
-    )
+    params = tiny_shape(qk_norm=True, clean_mask="block")
     model = Backbone(params.twin(), tiny_layout).double()
     initialise(model, 3)
     return model
