@@ -104,6 +104,11 @@ def test_tracking_yields_every_item(interactive: bool) -> None:
     assert ("counting" in result.stderr) is interactive
 
 
+def heed_ctrl_c() -> None:
+    """Undo what a job in the background inherits: it ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_a_stage_in_one_line() -> None:
     script = PRELUDE + (
         "def stage() -> None:\n"
@@ -111,12 +116,19 @@ def test_ctrl_c_ends_a_stage_in_one_line() -> None:
         "    while True:\n        pass\n"
         "door.main(stage)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            _, told = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert len(told.splitlines()) == 1

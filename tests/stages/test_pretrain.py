@@ -59,7 +59,22 @@ def _start(place: Path, objective: str, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_heed_ctrl_c,
     )
+
+
+def _heed_ctrl_c() -> None:
+    """Undo what a job in the background inherits: it ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _wait_for_a_checkpoint(process: subprocess.Popen[str], place: Path) -> None:
+    """Return when the run has written one; a folder that vanishes meanwhile is not looked into."""
+    until = time.monotonic() + 100
+    while not list((place / ".work/pretrain").glob("*/checkpoints/step_*")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until, "no checkpoint in time"
+        time.sleep(0.01)
 
 
 def _run(place: Path, objective: str, *options: str) -> tuple[int, str, str]:
@@ -135,11 +150,12 @@ def test_an_out_that_holds_something_else_is_refused_before_any_work(
 def test_ctrl_c_ends_a_run_in_one_line(decodable: dict[str, Path], tmp_path: Path) -> None:
     place = _lay(tmp_path / "run", decodable, steps=100_000, save_every=2)
     process = _start(place, "diffusion")
-    until = time.monotonic() + 100
-    while not list((place / ".work").rglob("step_*")) and time.monotonic() < until:
-        time.sleep(0.01)
+    _wait_for_a_checkpoint(process, place)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=100)
+    try:
+        _, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert err.strip().splitlines()[-1].startswith("interrupted")
     assert "Traceback" not in err
@@ -156,10 +172,7 @@ def test_a_killed_run_goes_on_to_the_bytes_of_a_straight_one(
     assert _run(straight, "diffusion")[0] == 0
     torn = _lay(tmp_path / "torn", decodable, **plan)
     process = _start(torn, "diffusion")
-    until = time.monotonic() + 100
-    while not list((torn / ".work").rglob("step_*")) and time.monotonic() < until:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.01)
+    _wait_for_a_checkpoint(process, torn)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (torn / "checkpoints").exists(), "killed too late to prove anything"
