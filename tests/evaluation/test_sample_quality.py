@@ -14,7 +14,7 @@ from canvaslm.evaluation.sample_quality import (
 )
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.shape import ModelParams
+from shapes import tiny_shape
 
 EOT = 10
 VOCAB = 11
@@ -23,23 +23,7 @@ LAYOUT = Layout(canvas_tokens=1, canvases_per_window=96, vocab_size=VOCAB)
 
 @pytest.fixture(scope="module")
 def twin() -> Backbone:
-    shape = ModelParams(
-        width=16,
-        n_layers=2,
-        n_heads=2,
-        n_kv_heads=1,
-        head_width=8,
-        ffn_width=16,
-        time_width=0,
-        bias=True,
-        qk_norm=False,
-        rope_base=10000.0,
-        norm_eps=1e-5,
-        self_conditioning="off",
-        clean_mask="causal",
-        vocab_multiple=1,
-    )
-    model = Backbone(shape, LAYOUT)
+    model = Backbone(tiny_shape(vocab_multiple=1).twin(), LAYOUT)
     initialise(model, 0)
     with torch.no_grad():
         model.embedding.weight.mul_(30)
