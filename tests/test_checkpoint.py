@@ -36,8 +36,9 @@ IDENTITY = {
     "layout": LAYOUT.model_dump(),
     "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
     "pretrain": {"windows_per_step": 4, "learning_rate": 0.01},
-    "data": {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0},
+    "data": {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0, "shards": {}},
     "code": "c",
+    "parent": None,
 }
 SKIPPED = SkippedStep(step=2, first_window=8, last_window=11, cause="loss is nan")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -62,7 +63,12 @@ def latest_complete(root):
 
 def save(root, pair, step=4, keep_last=None, identity=IDENTITY):
     progress = Progress(
-        step=step, windows_consumed=4 * step, tokens=64 * step, flops=0.1 * step, skipped=(SKIPPED,)
+        step=step,
+        windows_consumed=4 * step,
+        tokens=64 * step,
+        flops=0.1 * step,
+        skipped=(SKIPPED,),
+        rollbacks=(),
     )
     model, optimizer = pair
     directory = save_checkpoint(
@@ -215,7 +221,7 @@ DAMAGES = {
     "steps that are not its windows": lambda d: vouch_for(d, progress=progress_of(8, windows=28)),
     "windows that are not its tokens": lambda d: vouch_for(d, progress=progress_of(8, tokens=1)),
     "windows without end": lambda d: vouch_for(d, progress=progress_of(8, windows=10**12)),
-    "a number of too many digits": lambda d: replace_in_state(d, '"format": 2', f'"a": {10**4200}'),
+    "a number of too many digits": lambda d: replace_in_state(d, '"format": 3', f'"a": {10**4200}'),
     "an identity that nests without end": lambda d: vouch_for(
         d, code=json.loads("[" * 300 + "]" * 300)
     ),
@@ -225,7 +231,7 @@ DAMAGES = {
 def progress_of(step, *, windows=None, tokens=None):
     windows = 4 * step if windows is None else windows
     tokens = 16 * windows if tokens is None else tokens
-    facts = {"windows_consumed": windows, "tokens": tokens, "flops": 0.5, "skipped": []}
+    facts = {"windows_consumed": windows, "tokens": tokens, "flops": 0.5, "skipped": [], "rollbacks": []}
     return {"step": step} | facts
 
 
@@ -411,7 +417,7 @@ def test_a_state_of_another_shape_is_refused(saved, key, value):
 @pytest.mark.parametrize("key", sorted(IDENTITY))
 @pytest.mark.parametrize("value", [None, {}, "text"])
 def test_an_identity_of_another_shape_is_refused(saved, key, value):
-    if (key, value) in (("diffusion", None), ("code", "text")):
+    if (key, value) in (("diffusion", None), ("parent", None), ("code", "text")):
         return
     vouch_for(saved, identity=IDENTITY | {key: value})
     with pytest.raises(InputError, match=rf"state\.json: .*identity\.{key}"):

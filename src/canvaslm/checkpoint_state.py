@@ -24,7 +24,7 @@ from canvaslm.reporting.files import to_json
 STATE = "state.json"
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 ANOTHER = "use another checkpoint, or train again"
-_FORMAT: Literal[2] = 2
+_FORMAT: Literal[3] = 3
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -35,6 +35,30 @@ class SkippedStep(Params):
     first_window: int = Field(ge=0)
     last_window: int = Field(ge=0)
     cause: str
+
+
+class Rollback(Params):
+    """The run went back to a checkpoint, and will pass over what began the trouble.
+
+    Attributes:
+        from_step: steps done when it went back.
+        to_step: steps done at the checkpoint.
+        cause: why.
+        bad_steps: how many of the steps between the two were bad; the kept run forgets them.
+        marked: the steps, from ``to_step`` on, whose windows are passed over from now on.
+    """
+
+    from_step: int = Field(ge=0)
+    to_step: int = Field(ge=0)
+    cause: str
+    bad_steps: int = Field(ge=0)
+    marked: tuple[int, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _goes_back(self) -> Self:
+        if not all(self.to_step <= step < self.from_step for step in self.marked):
+            raise ValueError(f"steps {self.to_step} to {self.from_step - 1} can be marked")
+        return self
 
 
 class Progress(Params):
@@ -49,6 +73,12 @@ class Progress(Params):
     tokens: int = Field(ge=0)
     flops: float = Field(ge=0)
     skipped: tuple[SkippedStep, ...]
+    rollbacks: tuple[Rollback, ...]
+
+    @property
+    def marked(self) -> frozenset[int]:
+        """Every step that is passed over."""
+        return frozenset(step for rollback in self.rollbacks for step in rollback.marked)
 
 
 class _Pretrain(Params):
@@ -63,6 +93,15 @@ class _Data(Params):
     manifest_sha256: str
     tokenizer_sha256: str
     eot_id: int = Field(ge=0)
+    shards: dict[str, str]  # training shard -> its sha256
+
+
+class _Parent(Params):
+    """The checkpoint that a forked run took its first weights from."""
+
+    identity: str
+    step: int = Field(ge=0)
+    model_sha256: str
 
 
 class Identity(Params):
@@ -75,12 +114,13 @@ class Identity(Params):
     pretrain: _Pretrain
     data: _Data
     code: str
+    parent: _Parent | None
 
 
 class State(Params):
     """All that ``state.json`` holds; ``sha256`` is of the rest of it."""
 
-    format: Literal[2]
+    format: Literal[3]
     files: dict[str, str]
     progress: Progress
     identity: Identity

@@ -83,7 +83,9 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
             tmp_path_factory.mktemp(objective),
             model=model,
             optimizer=optimizer,
-            progress=Progress(step=1, windows_consumed=2, tokens=64, flops=1e6, skipped=()),
+            progress=Progress(
+                step=1, windows_consumed=2, tokens=64, flops=1e6, skipped=(), rollbacks=()
+            ),
             identity={
                 "objective": objective,
                 "layout": layout.model_dump(),
@@ -92,6 +94,7 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
                 "pretrain": {"windows_per_step": 2},
                 "data": data,
                 "code": "c",
+                "parent": None,
             },
             keep_last=None,
         )
@@ -126,6 +129,7 @@ def decodable(
         "tokenizer_sha256": manifest.tokenizer_sha256,
         "eot_id": manifest.eot_id,
         "manifest_sha256": manifest.sha256,
+        "shards": {},
     }
     return {
         "shards": root / "shards",

@@ -76,7 +76,12 @@ def save_model(
         model=model,
         optimizer=optimizer,
         progress=Progress(
-            step=1, windows_consumed=2, tokens=2 * layout.window_tokens, flops=1e6, skipped=()
+            step=1,
+            windows_consumed=2,
+            tokens=2 * layout.window_tokens,
+            flops=1e6,
+            skipped=(),
+            rollbacks=(),
         ),
         identity={
             "objective": objective,
@@ -87,9 +92,11 @@ def save_model(
                 "tokenizer_sha256": manifest.tokenizer_sha256,
                 "eot_id": manifest.eot_id,
                 "manifest_sha256": manifest.sha256,
+                "shards": {},
             },
             "pretrain": {"windows_per_step": 2},
             "code": "c",
+            "parent": None,
         },
         keep_last=None,
     )

@@ -34,6 +34,7 @@ PRETRAIN = PretrainParams(
     adam_eps=1e-8,
     max_gradient_norm=1.0,
     max_consecutive_bad_steps=3,
+    max_rollbacks=3,
     device="cpu",
     precision="float32",
     compile=False,

@@ -9,7 +9,14 @@ from canvaslm.training.identity import identity_name, run_identity
 
 
 def name(recipe, **changes):
-    facts = {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0, "code_digest": "c"}
+    facts = {
+        "manifest_sha256": "m",
+        "tokenizer_sha256": "t",
+        "eot_id": 0,
+        "shards": {},
+        "code_digest": "c",
+        "parent": None,
+    }
     return identity_name(run_identity(recipe, **(facts | changes)))
 
 
@@ -77,7 +84,13 @@ def test_the_two_objectives_are_two_runs(tiny_recipe):
 
 def test_an_identity_survives_strict_json(tiny_recipe):
     identity = run_identity(
-        tiny_recipe(), manifest_sha256="m", tokenizer_sha256="t", eot_id=0, code_digest="c"
+        tiny_recipe(),
+        manifest_sha256="m",
+        tokenizer_sha256="t",
+        eot_id=0,
+        shards={},
+        code_digest="c",
+        parent=None,
     )
     again = json.loads(json.dumps(identity, allow_nan=False))
     assert again == identity

@@ -18,11 +18,19 @@ _NOT_IDENTITY = {
     "save_every",
     "keep_last",
     "max_consecutive_bad_steps",
+    "max_rollbacks",
 }
 
 
 def run_identity(
-    recipe: Recipe, *, manifest_sha256: str, tokenizer_sha256: str, eot_id: int, code_digest: str
+    recipe: Recipe,
+    *,
+    manifest_sha256: str,
+    tokenizer_sha256: str,
+    eot_id: int,
+    shards: dict[str, str],
+    code_digest: str,
+    parent: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Write down in full what decides a run's weights, as plain JSON values.
 
@@ -31,7 +39,9 @@ def run_identity(
         manifest_sha256: hash of the shards' manifest, which itself holds the hash of each shard.
         tokenizer_sha256: hash of the tokenizer that the ids belong to.
         eot_id: the end-of-text id.
+        shards: the sha256 of each training shard by its name.
         code_digest: digest of all code that the stage can reach.
+        parent: for a fork, which checkpoint its first weights come from.
     """
     pretrain = recipe.pretrain.model_dump()
     return {
@@ -44,8 +54,10 @@ def run_identity(
             "manifest_sha256": manifest_sha256,
             "tokenizer_sha256": tokenizer_sha256,
             "eot_id": eot_id,
+            "shards": shards,
         },
         "code": code_digest,
+        "parent": parent,
     }
 
 

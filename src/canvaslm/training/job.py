@@ -48,7 +48,9 @@ def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
         manifest_sha256=manifest.sha256,
         tokenizer_sha256=manifest.tokenizer_sha256,
         eot_id=manifest.eot_id,
+        shards={shard.file: shard.sha256 for shard in manifest.splits["train"]},
         code_digest=code_digest,
+        parent=None,
     )
     objective = _make_objective(recipe, manifest.eot_id)
     return Job(recipe=recipe, objective=objective, windows=windows, identity=identity)

@@ -88,7 +88,7 @@ def gather(windows: Windows, numbers: np.ndarray, seed: int) -> np.ndarray:
 
 def start() -> Progress:
     """Where every run begins."""
-    return Progress(step=0, windows_consumed=0, tokens=0, flops=0.0, skipped=())
+    return Progress(step=0, windows_consumed=0, tokens=0, flops=0.0, skipped=(), rollbacks=())
 
 
 def advance(
@@ -116,6 +116,7 @@ def advance(
         tokens=consumed * layout.window_tokens,
         flops=consumed * flops_per_window,
         skipped=skipped,
+        rollbacks=progress.rollbacks,
     )
 
 

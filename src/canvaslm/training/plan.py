@@ -43,7 +43,10 @@ class PretrainParams(Params):
     adam_eps: float = Field(gt=0, description="AdamW: added to the root of the second moment")
     max_gradient_norm: float = Field(gt=0, description="gradients are scaled down to this norm")
     max_consecutive_bad_steps: int = Field(
-        ge=1, description="so many skipped steps in a row end the run with exit 1"
+        ge=1, description="after so many bad steps in a row the run goes back to a checkpoint"
+    )
+    max_rollbacks: int = Field(
+        ge=0, description="how often a run may go back; one more ends it with exit 1"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(description="where to train")
     precision: Literal["float32", "bfloat16"] = Field(
