@@ -8,6 +8,7 @@ nothing is pickled, nothing repaired.
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -34,7 +35,7 @@ from canvaslm.checkpoint_state import (
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import count_parameters
-from canvaslm.reporting.files import remove_directory, whole_directory
+from canvaslm.reporting.files import remove_directory, whole_directory, write_bytes
 
 _MODEL, _OPTIMIZER = TENSOR_FILES
 _FILES = (*TENSOR_FILES, STATE)
@@ -79,7 +80,9 @@ def save_checkpoint(
     return directory
 
 
-def latest_complete(root: Path, *, identity: dict[str, Any]) -> Path | None:
+def latest_complete(
+    root: Path, *, identity: dict[str, Any], up_to: int | None = None
+) -> Path | None:
     """The whole checkpoint of a run with the highest step number, or None.
 
     Broken ones, and those of another run, are passed over with a warning.
@@ -87,8 +90,11 @@ def latest_complete(root: Path, *, identity: dict[str, Any]) -> Path | None:
     Args:
         root: the folder of checkpoints.
         identity: the run, as plain JSON values.
+        up_to: the highest step number that will do; None for any.
     """
     for directory in reversed(_numbered(root)):
+        if up_to is not None and (number_of(directory) or 0) > up_to:
+            continue
         try:
             state = read_state(directory)
             refuse_other_run(directory, state, identity)
@@ -137,6 +143,25 @@ def restore(directory: Path, *, model: nn.Module, optimizer: torch.optim.Optimiz
     _copy_into(targets[0], weights)
     _copy_into(targets[1], moments)
     return state.progress
+
+
+def go_back_to(directory: Path, progress: Progress) -> None:
+    """Let a checkpoint be where its run stands, with more said of its past than when it was saved.
+
+    Checkpoints of later steps are removed first, as they are of a way that the run has left. Then
+    ``state.json`` is replaced whole; the tensors stay as they are.
+
+    Raises:
+        InputError: the checkpoint is damaged.
+    """
+    state = read_state(directory)
+    assert progress.step == state.progress.step, "a checkpoint never changes its step"
+    for later in _numbered(directory.parent):
+        if (number_of(later) or 0) > progress.step:
+            remove_directory(later)
+    identity = json.loads((directory / STATE).read_bytes())["identity"]
+    text = render_state(files=state.files, progress=progress, identity=identity)
+    write_bytes(directory / STATE, text.encode())
 
 
 def export_checkpoint(directory: Path, out: Path) -> None:

@@ -86,6 +86,17 @@ class Learner:
             cause=cause or "",
         )
 
+    def find_fault(self, windows: np.ndarray, numbers: np.ndarray) -> str | None:
+        """Name what a step on these windows would be refused for; no weight or moment changes.
+
+        Args:
+            windows: (W, T) int64 ids.
+            numbers: (W,) their numbers in the run.
+        """
+        nats, n_targets = self._sum_gradients(windows, numbers)
+        norm = average(self.model, n_targets)
+        return fault(nats=float(nats), n_targets=n_targets, gradient_norm=float(norm))
+
     def _sum_gradients(self, windows: np.ndarray, numbers: np.ndarray) -> tuple[Tensor, int]:
         """Leave the gradient of the summed nats on the parameters; return nats and targets."""
         self.optimizer.zero_grad(set_to_none=False)
