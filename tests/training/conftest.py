@@ -43,6 +43,8 @@ PRETRAIN = PretrainParams(
     log_every=2,
     save_every=5,
     keep_last=2,
+    keep_best=0,
+    loader_workers=0,
 )
 
 

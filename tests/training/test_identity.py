@@ -26,6 +26,8 @@ def name(recipe, **changes):
         {"log_every": 7},
         {"save_every": 7},
         {"keep_last": None},
+        {"keep_best": 3},
+        {"loader_workers": 2},
         {"device": "auto"},
         {"max_consecutive_bad_steps": 9},
     ],

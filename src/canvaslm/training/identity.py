@@ -17,6 +17,8 @@ _NOT_IDENTITY = {
     "log_every",
     "save_every",
     "keep_last",
+    "keep_best",
+    "loader_workers",
     "max_consecutive_bad_steps",
     "max_rollbacks",
 }

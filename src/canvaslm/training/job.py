@@ -28,8 +28,16 @@ class Job:
         return self.objective.flops_per_window(self.recipe.model)
 
 
-def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
+def make_job(
+    recipe: Recipe, *, shards: Path, code_digest: str, parent: dict[str, Any] | None = None
+) -> Job:
     """Open the data of a run and write down its identity.
+
+    Args:
+        recipe: what is trained.
+        shards: the folder of the packed shards.
+        code_digest: digest of all code that the stage can reach.
+        parent: for a fork, which checkpoint its first weights come from.
 
     Raises:
         InputError: the shards are incomplete, are of another vocabulary, or hold no whole window.
@@ -50,7 +58,7 @@ def make_job(recipe: Recipe, *, shards: Path, code_digest: str) -> Job:
         eot_id=manifest.eot_id,
         shards={shard.file: shard.sha256 for shard in manifest.splits["train"]},
         code_digest=code_digest,
-        parent=None,
+        parent=parent,
     )
     objective = _make_objective(recipe, manifest.eot_id)
     return Job(recipe=recipe, objective=objective, windows=windows, identity=identity)

@@ -62,6 +62,12 @@ class PretrainParams(Params):
     keep_last: int | None = Field(
         ge=1, description="checkpoints that stay in the run's own folder; null keeps all"
     )
+    keep_best: int = Field(
+        ge=0, description="checkpoints that stay besides, those with the lowest training loss"
+    )
+    loader_workers: int = Field(
+        ge=0, description="threads that read the windows of the coming steps; 0 reads in line"
+    )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "PretrainParams":
