@@ -42,6 +42,7 @@ PRETRAIN = PretrainParams(
     vocab_chunk=16,
     log_every=2,
     save_every=5,
+    trace_steps=2,
     keep_last=2,
     keep_best=0,
     loader_workers=0,

@@ -25,6 +25,7 @@ def name(recipe, **changes):
     [
         {"log_every": 7},
         {"save_every": 7},
+        {"trace_steps": 0},
         {"keep_last": None},
         {"keep_best": 3},
         {"loader_workers": 2},

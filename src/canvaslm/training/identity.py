@@ -16,6 +16,7 @@ _NOT_IDENTITY = {
     "device",
     "log_every",
     "save_every",
+    "trace_steps",
     "keep_last",
     "keep_best",
     "loader_workers",

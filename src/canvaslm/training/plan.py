@@ -59,6 +59,11 @@ class PretrainParams(Params):
     vocab_chunk: int = Field(ge=1, description="vocabulary rows per chunk of the loss")
     log_every: int = Field(ge=1, description="optimiser steps per row of loss.csv")
     save_every: int = Field(ge=1, description="optimiser steps between checkpoints")
+    trace_steps: int = Field(
+        ge=0,
+        le=1000,
+        description="good steps of which samples are kept in memory, to be shown when one is bad",
+    )
     keep_last: int | None = Field(
         ge=1, description="checkpoints that stay in the run's own folder; null keeps all"
     )
