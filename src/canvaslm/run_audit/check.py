@@ -1,5 +1,6 @@
 """What does one check say: what was measured, what was expected, and what to look at first?"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,3 +28,33 @@ class Check:
     expected: str
     verdict: Verdict
     first_test: str
+
+
+def decide(
+    group: Group, name: str, *, holds: bool, measured: str, expected: str, first_test: str
+) -> Check:
+    """A check that passes when its claim holds, and fails when it does not."""
+    return Check(
+        group=group,
+        name=name,
+        measured=measured,
+        expected=expected,
+        verdict="pass" if holds else "fail",
+        first_test=first_test,
+    )
+
+
+def attempt(group: Group, name: str, make: Callable[[], Check]) -> Check:
+    """Carry out one check; one that breaks on the way has failed, with the error's text."""
+    try:
+        return make()
+    except Exception as error:  # whatever breaks, the other checks still count
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        return Check(
+            group=group,
+            name=name,
+            measured=told,
+            expected="a check that can be carried out",
+            verdict="fail",
+            first_test="see whether the checkpoint, the shards and the reports are of one run",
+        )
