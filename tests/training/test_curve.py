@@ -64,7 +64,16 @@ def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
     last = write(tmp_path, records, log_every=2)
     [row] = read(tmp_path / "loss.csv")
     assert (row["loss_nats"], row["gradient_norm"], row["skipped_steps"]) == ("", "", "2")
-    write_metrics(tmp_path, records, last, n_windows=10, n_parameters=3, closed=None)
+    write_metrics(
+        tmp_path,
+        records,
+        last,
+        n_windows=10,
+        n_parameters=3,
+        rollbacks=(),
+        parent=None,
+        closed=None,
+    )
     metrics = json.loads((tmp_path / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["final_loss_nats_per_target"] is None
     assert "not finite" in metrics["final_loss_nats_per_target_reason"]
@@ -74,15 +83,26 @@ def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
 def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
     records = [ran(step, 6.0, 2) for step in range(5)]
     write_metrics(
-        tmp_path, records, write(tmp_path, records, 2), n_windows=8, n_parameters=3, closed=None
+        tmp_path,
+        records,
+        write(tmp_path, records, 2),
+        n_windows=8,
+        n_parameters=3,
+        rollbacks=(),
+        parent=None,
+        closed=None,
     )
     assert json.loads((tmp_path / "metrics.json").read_text()) == {
         "bad_steps": 0,
+        "bad_steps_before_rollbacks": 0,
         "epochs": 2.5,
         "final_loss_nats_per_target": 3.0,
         "flops": 200.0,
         "parameters": 3,
+        "parent": None,
+        "rollbacks": 0,
         "steps": 5,
+        "steps_marked": 0,
         "steps_without_targets": 0,
         "tokens": 320,
         "verdict": "pass",

@@ -1,9 +1,6 @@
 """Is a run one run: straight, killed and resumed, cut otherwise, or exported again?"""
 
-import csv
-import itertools
 import json
-import math
 import shutil
 
 import numpy as np
@@ -15,75 +12,14 @@ from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.batches import window_indices
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.objective.targets import LossSum
-from canvaslm.reporting.progress import untracked
 from canvaslm.training import learner as learner_room
 from canvaslm.training import run as run_room
 from canvaslm.training.identity import identity_name
-from canvaslm.training.job import Job, make_job
 from canvaslm.training.learner import Learner
 from canvaslm.training.loop import advance, start, window_numbers
 from canvaslm.training.plan import learning_rate
-from canvaslm.training.run import pretrain
 from canvaslm.training.run_state import open_run
-
-OUTS = (
-    "out/model.safetensors",
-    "out/optimizer.safetensors",
-    "out/state.json",
-    "reports/loss.csv",
-    "reports/metrics.json",
-)
-
-
-class StoppedError(Exception):
-    """Stands for whatever ends a process between two steps."""
-
-
-def stop_after(n_steps):
-    """A track that ends the loop after so many steps."""
-
-    def track(items, *, total, label):
-        del total, label
-        yield from itertools.islice(items, n_steps)
-        raise StoppedError
-
-    return track
-
-
-class Poisoned:
-    """An objective whose loss is NaN on some window numbers."""
-
-    def __init__(self, inner, numbers):
-        self.inner = inner
-        self.numbers = numbers
-
-    def loss(self, model, windows, numbers):
-        loss = self.inner.loss(model, windows, numbers)
-        bad = bool(np.isin(numbers, self.numbers).any())
-        return LossSum(nats=loss.nats * (math.nan if bad else 1.0), n_targets=loss.n_targets)
-
-    def flops_per_window(self, params):
-        return self.inner.flops_per_window(params)
-
-
-def job_of(recipe, shards, *, poison=(), code="c"):
-    job = make_job(recipe, shards=shards, code_digest=code)
-    objective = Poisoned(job.objective, list(poison)) if poison else job.objective
-    return Job(recipe=job.recipe, objective=objective, windows=job.windows, identity=job.identity)
-
-
-def finish(job, place, track=untracked):
-    pretrain(job, work=place / "work", out=place / "out", reports=place / "reports", track=track)
-    return {name: (place / name).read_bytes() for name in OUTS}
-
-
-def folder(job, place):
-    return place / "work" / identity_name(job.identity)
-
-
-def loss_rows(place):
-    with (place / "reports" / "loss.csv").open(newline="") as handle:
-        return list(csv.DictReader(handle))
+from runs import OUTS, StoppedError, finish, folder, job_of, loss_rows, stop_after
 
 
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
@@ -220,7 +156,7 @@ def test_a_run_that_does_not_learn_stops_with_its_log_written(
     """BR-48: three bad steps in a row, before any checkpoint; a rerun says the same."""
     job = job_of(tiny_recipe(), shards, poison=range(4, 60))
     for _ in range(2):
-        with pytest.raises(GateClosedError, match=r"3 steps in a row .*loss is nan.* 4 to 15"):
+        with pytest.raises(GateClosedError, match=r"3 steps in a row .*loss is nan.* 4 to 7"):
             finish(job, tmp_path)
         with open_run(tmp_path / "work", identity_name(job.identity)) as state:
             assert [record.cause for record in state.steps()] == ["", *["loss is nan"] * 3]
@@ -358,7 +294,7 @@ def test_windows_are_counted_once_and_everything_follows_from_the_count(tiny_rec
     for step in range(3):
         numbers = window_numbers(step, 4)
         record = learner.take_step(step, np.zeros((4, 16), np.int64), numbers)
-        progress = advance(progress, record, numbers, recipe.layout, 2.5)
+        progress = advance(progress, record, recipe.pretrain, recipe.layout, 2.5)
     assert (progress.step, progress.windows_consumed) == (3, 12)
     assert (progress.tokens, progress.flops) == (12 * 16, 12 * 2.5)
 

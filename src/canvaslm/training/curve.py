@@ -5,12 +5,14 @@ that is only exported again at another cadence, writes the same bytes as one tha
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from canvaslm.checkpoint_state import Rollback
 from canvaslm.errors import InputError
 from canvaslm.reporting.files import write_csv, write_json
-from canvaslm.training.guard import NO_TARGETS
+from canvaslm.training.guard import MARKED, NO_TARGETS, is_bad
 from canvaslm.training.run_state import StepRecord
 
 _LOSS, _TIMING, _METRICS = _FILES = ("loss.csv", "timing.csv", "metrics.json")
@@ -94,32 +96,47 @@ def write_metrics(
     *,
     n_windows: int,
     n_parameters: int,
+    rollbacks: Sequence[Rollback],
+    parent: Mapping[str, Any] | None,
     closed: str | None,
 ) -> None:
     """Write ``metrics.json``: where the run ended, and how many steps changed nothing.
 
-    Its verdict is pass for a run that came to its end, and fail with ``closed`` as the reason for
-    one whose gate closed on the way.
+    ``bad_steps`` counts every step that was not finite, those before a rollback included, of which
+    the logs know no more; ``parent`` is the checkpoint that a fork began with. Its verdict is pass for a run that came to its end, and fail with
+    ``closed`` as the reason for one whose gate closed on the way.
     """
     windows = last["windows"]
     assert windows is not None
-    skipped = [record for record in records if record.cause]
-    without_targets = sum(record.cause == NO_TARGETS for record in skipped)
+    causes = [record.cause for record in records]
+    forgotten = sum(rollback.bad_steps for rollback in rollbacks)
+    bad_steps = sum(map(is_bad, causes)) + forgotten
     loss = last["loss_nats"]
     metrics = {
-        "bad_steps": len(skipped) - without_targets,
+        "bad_steps": bad_steps,
+        "bad_steps_before_rollbacks": forgotten,
         "epochs": windows / n_windows,
         "final_loss_nats_per_target": math.nan if loss is None else loss,
         "flops": last["flops"],
         "parameters": n_parameters,
+        "parent": parent,
         "steps": last["step"],
-        "steps_without_targets": without_targets,
+        "rollbacks": len(rollbacks),
+        "steps_marked": causes.count(MARKED),
+        "steps_without_targets": causes.count(NO_TARGETS),
         "tokens": last["tokens"],
         "verdict": "pass" if closed is None else "fail",
-        "verdict_reason": closed or "",
+        "verdict_reason": closed or _what_was_skipped(bad_steps, len(rollbacks)),
         "windows": windows,
     }
     write_json(out / _METRICS, metrics)
+
+
+def _what_was_skipped(bad_steps: int, n_rollbacks: int) -> str:
+    """What a reader of the loss has to know; empty when every step was finite."""
+    if not bad_steps and not n_rollbacks:
+        return ""
+    return f"came to its end with {bad_steps} bad steps and {n_rollbacks} rollbacks"
 
 
 def _pace(seconds: Sequence[float | None], tokens: int) -> tuple[str, str]:

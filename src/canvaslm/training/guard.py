@@ -1,18 +1,38 @@
-"""May this step change the model?
+"""May this step change the model, and has the run come to where it cannot go on?
 
 Loss and gradient norm are looked at before anything is touched: clipping an infinite norm turns one
 infinite gradient into NaN and all others into 0, and the step would then run. A step that may not
-is skipped whole, recorded with its windows and its cause, and too many of them in a row end the
-run, because a retry that changes nothing would fail in the same way for ever.
+is skipped whole and recorded with its windows and its cause. One is an accident; several in a row,
+or a weight that is itself not finite, are a state that the run has to leave.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
 
 from canvaslm.checkpoint_state import SkippedStep
-from canvaslm.errors import GateClosedError
 
 NO_TARGETS = "no targets"
+MARKED = "marked after a rollback"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streak:
+    """The bad steps that a run stands behind.
+
+    Attributes:
+        first_bad: number of the first of them; None when the latest step that ran was good.
+        n_bad: how many there are. Marked steps and steps without targets between them neither
+            count nor end it.
+        last_update: the latest step that changed the model; None when none has.
+    """
+
+    first_bad: int | None
+    n_bad: int
+    last_update: int | None
 
 
 def fault(*, nats: float, n_targets: int, gradient_norm: float) -> str | None:
@@ -32,27 +52,28 @@ def fault(*, nats: float, n_targets: int, gradient_norm: float) -> str | None:
     return None
 
 
-def stop_after_too_many(skipped: Sequence[SkippedStep], *, steps_done: int, limit: int) -> None:
-    """End the run when it no longer learns.
-
-    Raises:
-        GateClosedError: the latest ``limit`` steps were all skipped.
-    """
-    in_a_row = _in_a_row(skipped, steps_done=steps_done)
-    if in_a_row < limit:
-        return
-    causes = ", ".join(sorted({item.cause for item in skipped[-in_a_row:]}))
-    first, last = skipped[-in_a_row].first_window, skipped[-1].last_window
-    raise GateClosedError(
-        f"pretrain: {in_a_row} steps in a row changed nothing ({causes}), window numbers "
-        f"{first} to {last}; lower learning_rate, or look at those windows, and run it again"
-    )
+def is_bad(cause: str) -> bool:
+    """Whether a step with this cause was not finite; others are skipped on purpose."""
+    return cause not in ("", NO_TARGETS, MARKED)
 
 
-def _in_a_row(skipped: Sequence[SkippedStep], *, steps_done: int) -> int:
-    """How many of the latest steps were skipped without a good one between them."""
-    last = steps_done - 1
-    count = 0
-    while count < len(skipped) and skipped[-1 - count].step == last - count:
-        count += 1
-    return count
+def streak(skipped: Sequence[SkippedStep], *, steps_done: int) -> Streak:
+    """Look back from where a run stands to the latest step that changed the model."""
+    first_bad, n_bad, step = None, 0, steps_done - 1
+    for item in reversed(skipped):
+        if item.step != step:
+            break
+        if is_bad(item.cause):
+            first_bad, n_bad = step, n_bad + 1
+        step -= 1
+    return Streak(first_bad=first_bad, n_bad=n_bad, last_update=step if step >= 0 else None)
+
+
+def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """Name the first weight or moment that is not finite, or return None when all are."""
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        for kind, tensor in (("weight", parameter), *sorted(state.items())):
+            if not bool(torch.isfinite(tensor).all()):
+                return f"{kind} of {name} is not finite"
+    return None

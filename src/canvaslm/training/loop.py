@@ -6,6 +6,7 @@ and its learning rate all follow from the step's number, so there is nothing els
 
 import logging
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,12 +16,31 @@ from canvaslm.corpus.batches import window_indices
 from canvaslm.corpus.windows import Windows
 from canvaslm.layout import Layout
 from canvaslm.reporting.progress import Track
-from canvaslm.training.guard import stop_after_too_many
+from canvaslm.training.guard import MARKED, is_bad
 from canvaslm.training.learner import Learner
-from canvaslm.training.plan import PretrainParams
+from canvaslm.training.plan import PretrainParams, learning_rate
+from canvaslm.training.rollback import find_trouble, roll_back
 from canvaslm.training.run_state import RunState, StepRecord
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What stays the same from the first step to the last."""
+
+    learner: Learner
+    windows: Windows
+    state: RunState
+    params: PretrainParams
+    layout: Layout
+    identity: dict[str, object]
+    flops_per_window: float
+
+    def windows_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids (W, T) of a step's windows and their run numbers (W,)."""
+        numbers = window_numbers(step, self.params.windows_per_step)
+        return gather(self.windows, numbers, self.params.seed), numbers
 
 
 def train(
@@ -49,30 +69,53 @@ def train(
         track: shows how far the loop is.
 
     Raises:
-        GateClosedError: too many steps in a row changed nothing, or a weight is not finite.
+        GateClosedError: the run cannot go on and has gone back too often, or has no checkpoint.
     """
-    todo = range(progress.step, params.steps)
-    for step in track(todo, total=len(todo), label=f"pretrain {identity['objective']}"):
-        started_at = time.perf_counter()
-        numbers = window_numbers(step, params.windows_per_step)
-        record = learner.take_step(step, gather(windows, numbers, params.seed), numbers)
-        state.record(record, seconds=time.perf_counter() - started_at)
-        progress = advance(progress, record, numbers, layout, flops_per_window)
-        _tell(record, progress, params)
-        stop_after_too_many(
-            progress.skipped, steps_done=progress.step, limit=params.max_consecutive_bad_steps
-        )
-        if progress.step % params.save_every == 0 or progress.step == params.steps:
-            state.flush()
-            save_checkpoint(
-                state.checkpoints,
-                model=learner.model,
-                optimizer=learner.optimizer,
+    run = _Run(
+        learner=learner,
+        windows=windows,
+        state=state,
+        params=params,
+        layout=layout,
+        identity=identity,
+        flops_per_window=flops_per_window,
+    )
+    while progress.step < params.steps:
+        progress, trouble = _train_on(run, progress, track)
+        if trouble is not None:
+            progress = roll_back(
+                learner,
+                state,
                 progress=progress,
+                cause=trouble,
+                windows_of=run.windows_of,
                 identity=identity,
-                keep_last=params.keep_last,
+                params=params,
             )
     return progress
+
+
+def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, str | None]:
+    """Train to the last step, or to where the run cannot go on, and say why."""
+    params = run.params
+    todo = range(progress.step, params.steps)
+    to_save = False
+    for step in track(todo, total=len(todo), label=f"pretrain {run.identity['objective']}"):
+        record = _take_step(run, step, is_marked=step in progress.marked)
+        progress = advance(progress, record, params, run.layout, run.flops_per_window)
+        _tell(record, progress, params)
+        to_save |= progress.step % params.save_every == 0 or progress.step == params.steps
+        # In the middle of bad steps a checkpoint would stand behind what a rollback has to mark.
+        saves_now = to_save and (not is_bad(record.cause) or progress.step == params.steps)
+        if saves_now or is_bad(record.cause):
+            limit = params.max_consecutive_bad_steps
+            trouble = find_trouble(run.learner, progress, limit=limit)
+            if trouble is not None:
+                return progress, trouble
+        if saves_now:
+            to_save = False
+            _save(run, progress)
+    return progress, None
 
 
 def window_numbers(step: int, windows_per_step: int) -> np.ndarray:
@@ -94,22 +137,22 @@ def start() -> Progress:
 def advance(
     progress: Progress,
     record: StepRecord,
-    numbers: np.ndarray,
+    params: PretrainParams,
     layout: Layout,
     flops_per_window: float,
 ) -> Progress:
     """Count one step; a skipped one consumes its windows too, since its retry would be the same."""
+    consumed = progress.windows_consumed + params.windows_per_step
     skipped = progress.skipped
     if record.cause:
         skipped += (
             SkippedStep(
                 step=record.step,
-                first_window=int(numbers[0]),
-                last_window=int(numbers[-1]),
+                first_window=progress.windows_consumed,
+                last_window=consumed - 1,
                 cause=record.cause,
             ),
         )
-    consumed = progress.windows_consumed + len(numbers)
     return Progress(
         step=record.step + 1,
         windows_consumed=consumed,
@@ -117,6 +160,33 @@ def advance(
         flops=consumed * flops_per_window,
         skipped=skipped,
         rollbacks=progress.rollbacks,
+    )
+
+
+def _take_step(run: _Run, step: int, *, is_marked: bool) -> StepRecord:
+    """Train on one step's windows, or pass over a marked one, and record what it came to."""
+    started_at = time.perf_counter()
+    if is_marked:
+        rate = learning_rate(step, run.params)
+        record = StepRecord(
+            step=step, nats=None, targets=0, gradient_norm=None, learning_rate=rate, cause=MARKED
+        )
+    else:
+        record = run.learner.take_step(step, *run.windows_of(step))
+    run.state.record(record, seconds=time.perf_counter() - started_at)
+    return record
+
+
+def _save(run: _Run, progress: Progress) -> None:
+    """Write a checkpoint, after the logs that it must not be ahead of."""
+    run.state.flush()
+    save_checkpoint(
+        run.state.checkpoints,
+        model=run.learner.model,
+        optimizer=run.learner.optimizer,
+        progress=progress,
+        identity=run.identity,
+        keep_last=run.params.keep_last,
     )
 
 

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from canvaslm.checkpoint import export_checkpoint, latest_complete, refuse_to_replace, restore
-from canvaslm.checkpoint_state import read_state
+from canvaslm.checkpoint_state import Rollback, read_state
 from canvaslm.device import pick_device
 from canvaslm.errors import GateClosedError
 from canvaslm.model.shape import count_parameters
@@ -104,5 +104,13 @@ def _report(job: Job, state: RunState, reports: Path, *, closed: str | None) -> 
         last,
         n_windows=len(job.windows),
         n_parameters=count_parameters(job.recipe.model, job.recipe.layout),
+        rollbacks=_read_rollbacks(job, state),
+        parent=job.identity["parent"],
         closed=closed,
     )
+
+
+def _read_rollbacks(job: Job, state: RunState) -> tuple[Rollback, ...]:
+    """Every time that the run went back, as its newest checkpoint has it."""
+    latest = latest_complete(state.checkpoints, identity=job.identity)
+    return () if latest is None else read_state(latest).progress.rollbacks

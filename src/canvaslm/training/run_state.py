@@ -48,6 +48,7 @@ class RunState:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.checkpoints = directory / "checkpoints"
+        self.trace = directory / "nonfinite"  # of the run's first bad step, once there is one
         self._learned = _Log(directory / "steps.csv", _LEARNED)
         self._timed = _Log(directory / "seconds.csv", _TIMED)
 
