@@ -172,26 +172,26 @@ def test_no_checkpoint_stands_among_bad_steps(tiny_recipe, shards, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("step", "damage", "cause"),
+    ("step", "damage", "cause", "blamed"),
     [
-        (7, break_a_moment, "is not finite"),
-        (9, break_a_moment, "is not finite"),  # seen when step 9 is to be saved
-        (8, blow_up, "3 steps in a row changed nothing"),
+        (7, break_a_moment, "is not finite", 7),
+        (9, break_a_moment, "is not finite", 9),  # seen when step 9 is to be saved
+        (8, blow_up, "3 steps in a row changed nothing", 7),  # the latest update before it
     ],
 )
 def test_an_update_that_breaks_the_model_is_the_one_to_blame(
-    tiny_recipe, shards, tmp_path, monkeypatch, step, damage, cause
+    tiny_recipe, shards, tmp_path, monkeypatch, step, damage, cause, blamed
 ):
     """The bad steps after it are symptoms; in the second try they run."""
     plant_once(monkeypatch, step, damage)
     outs = finish(job_of(tiny_recipe(), shards), tmp_path / "broken")
     wanted = skipped_from_the_start(
-        tiny_recipe(), shards, tmp_path / "without", monkeypatch, marks_of(outs)
+        tiny_recipe(), shards, tmp_path / "without", monkeypatch, (blamed,)
     )
     assert trained(outs) == wanted
     [record] = state_in(outs)["rollbacks"]
     assert cause in record["cause"]
-    assert record["to_step"] == 5
+    assert (record["to_step"], record["marked"]) == (5, [blamed])
 
 
 def marks_of(outs):

@@ -103,8 +103,9 @@ def write_metrics(
     """Write ``metrics.json``: where the run ended, and how many steps changed nothing.
 
     ``bad_steps`` counts every step that was not finite, those before a rollback included, of which
-    the logs know no more; ``parent`` is the checkpoint that a fork began with. Its verdict is pass for a run that came to its end, and fail with
-    ``closed`` as the reason for one whose gate closed on the way.
+    the logs know no more; ``parent`` is the checkpoint that a fork began with. Its verdict is pass
+    for a run that came to its end, and fail with ``closed`` as the reason for one whose gate closed
+    on the way.
     """
     windows = last["windows"]
     assert windows is not None
