@@ -54,7 +54,7 @@ def draw_figures(
         loss = "training loss, nats per target"
         for name, label in (("tokens", "tokens"), ("flops", "floating-point operations")):
             lines = {objective: (log[name], log["loss_nats"]) for objective, log in curves.items()}
-            drawings[name] = _draw_lines(lines, name=name, x_label=label, y_label=loss)
+            drawings[name] = draw_lines(lines, name=name, x_label=label, y_label=loss)
     if bars:
         drawings["parity"] = _draw_bars(bars, name="parity", y_label="held-out nats per token")
     if times:
@@ -62,13 +62,21 @@ def draw_figures(
     return drawings
 
 
-def _draw_lines(
+def draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     *,
     name: str,
     x_label: str,
     y_label: str,
 ) -> str:
+    """Draw one line for each objective as SVG.
+
+    Args:
+        lines: what to draw along both axes, by objective.
+        name: of the drawing, unique on its page.
+        x_label: what the horizontal axis counts.
+        y_label: what the vertical one does.
+    """
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure, axes = _blank(x_label, y_label)
         for objective, (xs, ys) in lines.items():

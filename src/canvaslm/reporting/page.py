@@ -8,23 +8,21 @@ date and asks no network for anything.
 import csv
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import Field
 
 from canvaslm.params import Params
 from canvaslm.reporting.collected import Finding, judge, read_whole_metrics
+from canvaslm.reporting.look import NOT_MEASURED, printable, render
 
 T = TypeVar("T")
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _OBJECTIVES = ("diffusion", "autoregressive")
-_NOT_MEASURED = "not measured"
 # What a report that is cut off, of an older version, or edited by hand can raise when it is read.
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError,
            ValueError, csv.Error)  # fmt: skip
@@ -152,16 +150,7 @@ def render_page(content: PageContent, drawings: Mapping[str, str]) -> str:
         content: what it shows.
         drawings: SVG of each drawing by name; one that is missing is shown as not measured.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATE.parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template(_TEMPLATE.name)
-    page = template.render(page=content, drawings=drawings, not_measured=_NOT_MEASURED) + "\n"
-    return page.encode(errors="replace").decode()  # JSON may hold half a surrogate pair
+    return render(_TEMPLATE, page=content, drawings=drawings)
 
 
 def _look_up(metrics: Mapping[str, Any], dotted: str) -> Any:
@@ -175,7 +164,7 @@ def _look_up(metrics: Mapping[str, Any], dotted: str) -> Any:
 def _shown(value: Any, form: str = "") -> str:
     """A value as text, in a format; None is not measured."""
     if value is None or value == "not_measured":
-        return _NOT_MEASURED
+        return NOT_MEASURED
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -349,7 +338,7 @@ def _first(
     samples: Mapping[str, Sequence[tuple[str, str]]], n_samples: int
 ) -> dict[str, list[tuple[str, str]]]:
     return {
-        kind: [(_printable(prompt), _printable(text)) for prompt, text in texts[:n_samples]]
+        kind: [(printable(prompt), printable(text)) for prompt, text in texts[:n_samples]]
         for kind, texts in samples.items()
         if texts[:n_samples]
     }
@@ -361,11 +350,6 @@ def _number(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} is no figure")
     return number
-
-
-def _printable(text: str) -> str:
-    """Show control characters, which a page may not hold, as what cannot be shown."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _code(folder: Path) -> list[tuple[str, str, int]]:

@@ -49,12 +49,23 @@ def attempt(group: Group, name: str, make: Callable[[], Check]) -> Check:
     try:
         return make()
     except Exception as error:  # whatever breaks, the other checks still count
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        return Check(
-            group=group,
-            name=name,
-            measured=told,
-            expected="a check that can be carried out",
-            verdict="fail",
-            first_test="see whether the checkpoint, the shards and the reports are of one run",
-        )
+        return _broken(group, name, error)
+
+
+def attempt_all(group: Group, make: Callable[[], list[Check]]) -> list[Check]:
+    """Carry out a group of checks; one failed check stands for a group that breaks on the way."""
+    try:
+        return make()
+    except Exception as error:  # as above
+        return [_broken(group, f"{group}_can_be_checked", error)]
+
+
+def _broken(group: Group, name: str, error: Exception) -> Check:
+    return Check(
+        group=group,
+        name=name,
+        measured=" ".join(f"{type(error).__name__}: {error}".split()),
+        expected="a check that can be carried out",
+        verdict="fail",
+        first_test="see whether the checkpoint, the shards and the reports are of one run",
+    )

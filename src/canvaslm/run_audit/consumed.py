@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from canvaslm.run_audit.subject import Subject
-from canvaslm.training.loop import gather, window_numbers
+from canvaslm.training.loader import open_reader
 
 _ID_TYPES = {"uint16": "<u2", "uint32": "<u4"}
 
@@ -45,12 +45,12 @@ def read_all(subject: Subject) -> Consumed:
     lowest, highest = math.inf, -math.inf
     found: dict[bool, list[int]] = {False: [], True: []}
     steps = subject.track(range(progress.step), total=progress.step, label="audit_run: windows")
-    for step in steps:
-        numbers = window_numbers(step, params.windows_per_step)
-        windows = gather(subject.job.windows, numbers, params.seed)
-        lowest, highest = min(lowest, windows.min()), max(highest, windows.max())
-        hits = [int(n) for n, ids in zip(numbers, windows, strict=True) if _digest(ids) in held_out]
-        found[step in unused] += hits
+    with open_reader(subject.train, params) as reader:
+        for step in steps:
+            windows, numbers = reader.read(step)
+            lowest, highest = min(lowest, windows.min()), max(highest, windows.max())
+            is_hit = [_digest(ids) in held_out for ids in windows]
+            found[step in unused] += numbers[is_hit].tolist()
     return Consumed(
         n_windows=progress.step * params.windows_per_step,
         n_unused=len(unused) * params.windows_per_step,

@@ -17,7 +17,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import CleanContext, Encoded
 from canvaslm.randomness import stream
 from canvaslm.run_audit.subject import Subject
-from canvaslm.training.loop import gather
+from canvaslm.training.loader import open_reader
 
 NO_TARGET = -1
 _WIDTH = 256  # random rows of this width are far from each other, whatever the vocabulary
@@ -62,8 +62,7 @@ def _head(subject: Subject) -> Tensor:
 
 
 def _read_one(subject: Subject, head: Tensor, number: int) -> ReadBack:
-    numbers = np.array([number])
-    window = gather(subject.job.windows, numbers, subject.recipe.pretrain.seed)  # (1, T)
+    numbers, window = np.array([number]), _window(subject, number)
     model = _StandIn(subject, head)
     loss = subject.job.objective.loss(cast(Backbone, model), torch.from_numpy(window), numbers)
     (gradient,) = torch.autograd.grad(loss.nats, model.hidden)
@@ -77,6 +76,15 @@ def _read_one(subject: Subject, head: Tensor, number: int) -> ReadBack:
         times=_one(model.times),
         targets=targets.numpy(),
     )
+
+
+def _window(subject: Subject, number: int) -> np.ndarray:
+    """The ids (1, T) of one window, gathered as the run gathers them."""
+    params = subject.recipe.pretrain
+    with open_reader(subject.train, params) as reader:
+        windows, _ = reader.read(number // params.windows_per_step)
+    place = number % params.windows_per_step
+    return windows[place : place + 1]
 
 
 class _StandIn:

@@ -114,7 +114,7 @@ def open_subject(
 def _read_rows(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines, strict=True, restval="", restkey=""))
+            rows = list(csv.DictReader(lines, strict=True, restval="", restkey="more"))
     except (FileNotFoundError, UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(path, "a loss log", error) from None
     return rows
