@@ -37,6 +37,7 @@ SECTIONS = {
     "pack_shards": "canvaslm.corpus.shards:PackParams",
     "audit_windows": "canvaslm.corpus.audit:AuditParams",
     "pretrain": "canvaslm.training.plan:PretrainParams",
+    "audit_run": "canvaslm.run_audit.params:AuditRunParams",
     "eval_loss_parity": "canvaslm.evaluation.parity_params:EvalLossParityParams",
     "eval_speedup": "canvaslm.evaluation.speedup_params:EvalSpeedupParams",
     "generate": "canvaslm.evaluation.speedup_params:GenerateParams",

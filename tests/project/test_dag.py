@@ -130,7 +130,8 @@ def test_figures_that_a_clock_made_are_no_outs() -> None:
 
 def test_only_the_pair_of_objectives_is_a_matrix() -> None:
     matrices = {name: stage["matrix"] for name, stage in PIPELINE.items() if "matrix" in stage}
-    assert matrices == {"pretrain": {"objective": ["diffusion", "autoregressive"]}}
+    pair = {"objective": ["diffusion", "autoregressive"]}
+    assert matrices == {"pretrain": pair, "audit_run": pair}
 
 
 @pytest.fixture

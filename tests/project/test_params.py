@@ -38,7 +38,7 @@ def knobs(tmp_path: Path, **changed: str) -> Knobs:
 def run_stage(name: str, params: Path, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     """Run a stage as its command does and return its exit status."""
     module = importlib.import_module(name)
-    options = ["--objective", "diffusion"] if name == "pretrain" else []
+    options = ["--objective", "diffusion"] if name in {"pretrain", "audit_run"} else []
     monkeypatch.setattr(sys, "argv", [f"stages/{name}.py", *options, "--params", str(params)])
     with pytest.raises(SystemExit) as left:
         door.main(getattr(module, name))

@@ -12,6 +12,8 @@ from canvaslm.reporting.verdict import Verdict
 
 _VERDICTS = get_args(Verdict)
 _JUDGED = (  # the reports that owe a verdict
+    "audit_run.autoregressive",
+    "audit_run.diffusion",
     "audit_windows",
     "docs_gate",
     "eval_loss_parity",

@@ -120,6 +120,7 @@ def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageCo
     tables = {
         "parity": part("eval_loss_parity", lambda: _parity_table(metrics), None),
         "speed": part("eval_speedup", lambda: _speed_table(metrics), None),
+        "runs": part("audit_run", lambda: _runs_table(metrics), None),
         "audit": part("audit_windows", lambda: _audit_table(metrics), None),
         "docs": part("docs_gate", lambda: _docs_table(metrics), None),
     }
@@ -270,6 +271,20 @@ def _audit_table(metrics: Mapping[str, Any]) -> Table | None:
     for key in ("shared_windows", "shared_ngram_share"):
         rows.append([f"{key.replace('_', ' ')} (train and val)", _shown(audit.get(key)), ""])
     return Table(header=("", *splits), rows=rows)
+
+
+def _runs_table(metrics: Mapping[str, Any]) -> Table | None:
+    """Both audits side by side: how many checks there are, and the first that fails."""
+    audits = metrics.get("audit_run")
+    if audits is None:
+        return None
+    columns = [name for name in _OBJECTIVES if name in audits]
+    rows = [
+        [key.removeprefix("n_").replace("_", " "), *(_shown(audits[x].get(key)) for x in columns)]
+        for key in ("n_checks", "n_failed", "n_not_measured")
+    ]
+    first = [(audits[x].get("first_failure") or "none").replace("_", " ") for x in columns]
+    return Table(header=("", *columns), rows=[*rows, ["first failure", *first]])
 
 
 def _docs_table(metrics: Mapping[str, Any]) -> Table | None:
