@@ -6,10 +6,10 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop
 SETUP := .venv/.ready
 
-.PHONY: help setup check test repro verdicts profile knobs measured bench clean forget
+.PHONY: help setup check test repro verdicts profile knobs measured bench kill-test mend clean forget
 
 help: ## show what each target does
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 setup: $(SETUP) ## make .venv with everything in it, once
 
@@ -29,13 +29,14 @@ test: $(SETUP) ## run the tests
 	python -m pytest -q
 
 repro: $(SETUP) ## run the pipeline: only what changed runs
+	python stages/mend.py
 	dvc repro
 	@echo "The page of this run is reports/index.html; make verdicts prints what it judges."
 
 verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fail
 	python stages/print_verdicts.py
 
-profile: $(SETUP) ## write params.yaml from a profile: make profile NAME=ci|laptop|cpu_small|gpu_343m
+profile: $(SETUP) ## write params.yaml from a profile: make profile NAME=ci|markov|laptop|cpu_small|gpu_343m
 	python stages/compose_profile.py --name $(NAME)
 
 knobs: $(SETUP) ## write docs/knobs.md from the models of params.yaml
@@ -47,6 +48,13 @@ measured: $(SETUP) ## copy the figures of reports/ into docs/measured/, where th
 bench: $(SETUP) ## measure the parts side by side, outside the pipeline
 	python bench/loss.py
 	python bench/step.py
+
+kill-test: $(SETUP) ## kill trainings and DVC again and again; the bytes must be a straight run's
+	python bench/kill_test.py --kills 20
+	python bench/kill_test.py --kills 20 --temp
+
+mend: $(SETUP) ## put right what a killed DVC left behind; make repro does it by itself
+	python stages/mend.py
 
 clean: ## remove caches; reports, data and the states of trainings stay
 	rm -rf .pytest_cache .ruff_cache .import_linter_cache

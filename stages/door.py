@@ -50,6 +50,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 def main(stage: Callable[..., None]) -> None:
     """Run one stage as a command: exit 0 done, 1 a gate is closed, 2 bad input."""
+    importlib.import_module("canvaslm.leash").end_with_dvc()  # as text: it changes no result
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(_guarded(stage))

@@ -16,10 +16,12 @@ from canvaslm.params import read_yaml
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {  # stages/ that no pipeline runs
     "door",
+    "check_floor",
     "clear_runs",
     "compose_profile",
     "generate",
     "list_knobs",
+    "mend",
     "print_verdicts",
     "take_snapshot",
 }

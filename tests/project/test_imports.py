@@ -12,12 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = sorted(file.stem for file in (ROOT / "stages").glob("*.py") if file.stem != "door")
 WITHOUT_TORCH = (
     "audit_windows",
+    "check_floor",
     "collect_documents",
     "compose_profile",
     "docs_gate",
     "fetch_corpus",
     "fingerprint_code",
     "list_knobs",
+    "mend",
     "pack_shards",
     "print_verdicts",
     "report",
