@@ -96,6 +96,10 @@ def break_a_moment(learner):
     learner.optimizer.state[parameter]["exp_avg"][0, 0] = math.nan
 
 
+def break_a_weight(learner):
+    learner.model.final_norm.weight[0] = math.nan
+
+
 def blow_up(learner):
     """Weights that are finite, and of no use."""
     for parameter in learner.model.parameters():
@@ -172,15 +176,17 @@ def test_no_checkpoint_stands_among_bad_steps(tiny_recipe, shards, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("step", "damage", "cause", "blamed"),
+    ("step", "damage", "cause", "blamed", "to_step"),
     [
-        (7, break_a_moment, "is not finite", 7),
-        (9, break_a_moment, "is not finite", 9),  # seen when step 9 is to be saved
-        (8, blow_up, "3 steps in a row changed nothing", 7),  # the latest update before it
+        (7, break_a_moment, "is not finite", 7, 5),
+        (9, break_a_moment, "is not finite", 9, 5),  # seen when step 9 is to be saved
+        (8, blow_up, "3 steps in a row changed nothing", 7, 5),  # the latest update before it
+        (10, blow_up, "3 steps in a row changed nothing", 9, 5),  # saved since: one further back
+        (10, break_a_weight, "is not finite", 10, 10),  # it was finite when it was saved
     ],
 )
 def test_an_update_that_breaks_the_model_is_the_one_to_blame(
-    tiny_recipe, shards, tmp_path, monkeypatch, step, damage, cause, blamed
+    tiny_recipe, shards, tmp_path, monkeypatch, step, damage, cause, blamed, to_step
 ):
     """The bad steps after it are symptoms; in the second try they run."""
     plant_once(monkeypatch, step, damage)
@@ -191,7 +197,7 @@ def test_an_update_that_breaks_the_model_is_the_one_to_blame(
     assert trained(outs) == wanted
     [record] = state_in(outs)["rollbacks"]
     assert cause in record["cause"]
-    assert (record["to_step"], record["marked"]) == (5, [blamed])
+    assert (record["to_step"], record["marked"]) == (to_step, [blamed])
 
 
 def marks_of(outs):
