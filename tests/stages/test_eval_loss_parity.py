@@ -17,7 +17,7 @@ import torch
 from ruamel.yaml import YAML
 
 from canvaslm.checkpoint import save_checkpoint
-from canvaslm.checkpoint_state import Progress
+from canvaslm.checkpoint_state import Progress, SkippedStep
 from canvaslm.corpus.manifest import Manifest, read_manifest
 from canvaslm.corpus.shards import PackParams, pack_shards
 from canvaslm.corpus.tokenizer import Tokenizer, TokenizerParams, train_tokenizer
@@ -80,7 +80,7 @@ def save_model(
             windows_consumed=2,
             tokens=2 * layout.window_tokens,
             flops=1e6,
-            skipped=(),
+            skipped=(SkippedStep(step=0, first_window=0, last_window=1, cause="loss is nan"),),
             rollbacks=(),
         ),
         identity={
@@ -168,6 +168,7 @@ def test_stage_scores_both_checkpoints_on_the_same_tokens(
     assert bound["bound_nats_per_token"] > math.log(VOCAB)
     assert metrics["verdict"] in ("pass", "fail")
     assert twin["trained_tokens"] == bound["trained_tokens"] == 32
+    assert (bound["trained_skipped_steps"], bound["trained_rollbacks"]) == (1, 0)
     with (tmp_path / "first" / "by_time.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["t"] for row in rows] == ["1", "2"]

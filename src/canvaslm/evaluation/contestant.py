@@ -49,10 +49,14 @@ class Contestant:
 
     @property
     def training(self) -> dict[str, float]:
-        """The training behind it, for a report: optimiser steps, tokens, FLOPs."""
-        return {
-            f"trained_{key}": getattr(self.progress, key) for key in ("step", "tokens", "flops")
-        }
+        """The training behind it, for a report: optimiser steps, tokens, FLOPs.
+
+        Steps that changed nothing, and rollbacks, stand beside them: steps and tokens count those.
+        """
+        counts = {key: getattr(self.progress, key) for key in ("step", "tokens", "flops")}
+        counts["skipped_steps"] = len(self.progress.skipped)
+        counts["rollbacks"] = len(self.progress.rollbacks)
+        return {f"trained_{key}": count for key, count in counts.items()}
 
 
 def load_contestant(directory: Path, objective: str, manifest: Manifest) -> Contestant:
