@@ -48,6 +48,7 @@ measured: $(SETUP) ## copy the figures of reports/ into docs/measured/, where th
 bench: $(SETUP) ## measure the parts side by side, outside the pipeline
 	python bench/loss.py
 	python bench/step.py
+	python bench/trace.py
 
 kill-test: $(SETUP) ## kill trainings and DVC again and again; the bytes must be a straight run's
 	python bench/kill_test.py --kills 20

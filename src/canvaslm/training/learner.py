@@ -18,6 +18,10 @@ from canvaslm.training.guard import fault
 from canvaslm.training.optimizer import average, make_optimizer, update
 from canvaslm.training.plan import Recipe, learning_rate
 from canvaslm.training.run_state import StepRecord
+from canvaslm.training.trace import Trace
+from canvaslm.training.trace_hooks import PASSES, instead
+from canvaslm.training.trace_replay import explain_step
+from canvaslm.training.trace_ring import Ring
 
 
 class Objective(Protocol):
@@ -54,6 +58,8 @@ class Learner:
         self.model.to(device).train()
         self.model.checkpoint_blocks = recipe.pretrain.gradient_checkpointing
         self.optimizer = make_optimizer(self.model, recipe.pretrain)
+        self._ring = Ring(recipe.pretrain)
+        self._plain = {name: getattr(self.model, name) for name in PASSES}
         if recipe.pretrain.compile:
             _compile(self.model)
 
@@ -77,6 +83,7 @@ class Learner:
                 norm=norm,
                 max_norm=self._params.max_gradient_norm,
             )
+        self._ring.end_step(step, good=cause is None)
         return StepRecord(
             step=step,
             nats=None if cause else nats_value,
@@ -97,6 +104,28 @@ class Learner:
         norm = average(self.model, n_targets)
         return fault(nats=float(nats), n_targets=n_targets, gradient_norm=float(norm))
 
+    def explain(self, step: int, windows: np.ndarray, numbers: np.ndarray) -> Trace:
+        """Say where a bad step stopped being finite, before anything else is done.
+
+        The step is run again with the plain passes, compiled or not, and leaves nothing changed.
+
+        Args:
+            step: the bad step's number; its arguments are those of :meth:`take_step`.
+            windows: (W, T) int64 ids.
+            numbers: (W,) the windows' numbers in the run.
+        """
+        with instead(self.model, self._plain):
+            return explain_step(
+                step=step,
+                windows=windows,
+                numbers=numbers,
+                micro_batch_windows=self._params.micro_batch_windows,
+                model=self.model,
+                optimizer=self.optimizer,
+                loss_of=self._loss,
+                ring=self._ring,
+            )
+
     def _sum_gradients(self, windows: np.ndarray, numbers: np.ndarray) -> tuple[Tensor, int]:
         """Leave the gradient of the summed nats on the parameters; return nats and targets."""
         self.optimizer.zero_grad(set_to_none=False)
@@ -104,17 +133,22 @@ class Learner:
         n_targets = 0
         for start in range(0, len(windows), self._params.micro_batch_windows):
             part = slice(start, start + self._params.micro_batch_windows)
-            ids = torch.from_numpy(windows[part]).to(self._device)  # (B, T)
-            with autocast(self._device, self._params.precision):
-                loss = self._objective.loss(self.model, ids, numbers[part])
+            with self._ring.micro_batch(self.model, start):
+                loss = self._loss(windows[part], numbers[part])
             if loss.n_targets:
                 loss.nats.backward()
                 nats += loss.nats.detach()
                 n_targets += loss.n_targets
         return nats, n_targets
 
+    def _loss(self, windows: np.ndarray, numbers: np.ndarray) -> LossSum:
+        """Nats of some windows (B, T), in the arithmetic of the run."""
+        ids = torch.from_numpy(windows).to(self._device)
+        with autocast(self._device, self._params.precision):
+            return self._objective.loss(self.model, ids, numbers)
+
 
 def _compile(model: Backbone) -> None:
     """Compile the passes in place of the methods, so that no wrapper gets into parameter names."""
-    for name in ("encode", "denoise", "denoise_one_stream"):
+    for name in PASSES:
         setattr(model, name, torch.compile(getattr(model, name)))
