@@ -1,0 +1,184 @@
+"""Do gradients become the updates that they should, at the rate of the plan?
+
+The order is that of causes: a gradient that is missing, then sums that depend on the cut, then a
+rate of 0, then what clipping and AdamW make of a gradient, then the schedule, and last what the run
+as a whole came to.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+from torch import Tensor
+
+from canvaslm.run_audit.adamw import (
+    applied_decay,
+    applied_rate,
+    due_decay,
+    norm,
+    unexplained,
+    unexplained_moments,
+)
+from canvaslm.run_audit.check import Check, attempt, decide
+from canvaslm.run_audit.drill import (
+    StepSeen,
+    drill,
+    drill_numbers,
+    drill_steps,
+    highest_step,
+)
+from canvaslm.run_audit.gradients import check_accumulation, check_finite, check_reach
+from canvaslm.run_audit.outcome import check_loss, check_moved
+from canvaslm.run_audit.rates import check_applied, check_schedule
+from canvaslm.run_audit.subject import Subject
+
+_CLIPPED_SHARE = 0.01  # of its norm is left of a gradient that is clipped in a drill
+_NORM_GAP = 1e-3  # between norms in float32 and in float64
+_UPDATE_GAP = 0.01  # of the rate, between an update and the definition
+_SHOWN = 4
+_CLIP = (
+    "python -m pytest -q tests/training/test_optimizer.py::test_clipping_scales_only_a_larger_norm"
+)
+_ADAMW = (
+    "python -m pytest -q tests/training/test_optimizer.py::test_first_update_equals_adamw_by_hand"
+)
+_DECAY = (
+    "python -m pytest -q tests/training/test_optimizer.py::test_matrices_decay_and_nothing_else"
+)
+
+
+class _Drills:
+    """Each drill is run once, when a check first asks for it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    @cached_property
+    def whole(self) -> list[StepSeen]:
+        """Fresh weights, a step in one pass."""
+        return drill(self._subject, steps=drill_steps(self._subject), passes=1)
+
+    @cached_property
+    def cut(self) -> list[StepSeen]:
+        """Fresh weights, a step in as many passes as it has windows."""
+        n_windows = len(drill_numbers(self._subject))
+        return drill(self._subject, steps=drill_steps(self._subject), passes=n_windows)
+
+    @cached_property
+    def clipped(self) -> StepSeen:
+        """Fresh weights, with little left of the gradient."""
+        limit, steps = _CLIPPED_SHARE * norm(self.first_gradients), drill_steps(self._subject)
+        return drill(self._subject, steps=steps[:1], passes=1, max_norm=limit)[0]
+
+    @cached_property
+    def finished(self) -> StepSeen:
+        """The finished weights and moments, clipped as the run is, at the highest rate."""
+        return drill(
+            self._subject,
+            steps=[highest_step(self._subject)],
+            passes=1,
+            max_norm=self._subject.recipe.pretrain.max_gradient_norm,
+            from_checkpoint=True,
+        )[0]
+
+    @cached_property
+    def first_gradients(self) -> dict[str, Tensor]:
+        """Those of the first whole step, before clipping."""
+        found = self.whole[0].gradients
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def check_updates(subject: Subject) -> list[Check]:
+    """Drill a few steps at the run's own shape, and look at what its whole training came to.
+
+    The drills run in float32 on the CPU, on at most 4,096 tokens a step.
+    """
+    drills = _Drills(subject)
+    makes: dict[str, Callable[[str], Check]] = {
+        "gradients_reach_every_parameter": lambda name: check_reach(
+            subject, [*drills.whole, drills.finished], name
+        ),
+        "gradients_are_finite": lambda name: check_finite([*drills.whole, drills.finished], name),
+        "accumulation_is_only_a_cut": lambda name: check_accumulation(
+            subject, drills.whole[0], drills.cut[0], name
+        ),
+        "learning_rate_is_applied": lambda name: check_applied(subject, drills.whole, name),
+        "clipping_precedes_the_update": lambda name: _check_clipping(subject, drills, name),
+        "update_is_adamw": lambda name: _check_adamw(subject, drills.finished, name),
+        "learning_rate_follows_schedule": lambda name: check_schedule(
+            subject, drills.whole, drills.cut, name
+        ),
+        "every_trainable_parameter_moved": lambda name: check_moved(subject, name),
+        "training_loss_did_not_rise": lambda name: check_loss(subject, name),
+    }
+    return [
+        attempt("updates", name, lambda make=make, name=name: make(name))
+        for name, make in makes.items()
+    ]
+
+
+def _check_clipping(subject: Subject, drills: _Drills, name: str) -> Check:
+    """The norm is taken before, and what enters the moments is what clipping leaves."""
+    own, seen = norm(drills.first_gradients), drills.clipped
+    left = norm({key: grad for key, grad in seen.gradients.items() if grad is not None})
+    scaled = {key: grad * _CLIPPED_SHARE for key, grad in drills.first_gradients.items()}
+    off = unexplained_moments(seen, scaled, subject.recipe.pretrain)
+    logged = seen.record.gradient_norm or math.nan
+    due = _CLIPPED_SHARE * own
+    return decide(
+        "updates",
+        name,
+        holds=_is_near(logged, own) and _is_near(left, due) and off <= _NORM_GAP,
+        measured=f"logged norm {logged:.5g}, norm of the gradient that is left {left:.5g}, the "
+        f"moments after it off by up to {off:.2g} of the largest",
+        expected=f"{own:.5g} before clipping and {due:.5g} after it, within {_NORM_GAP:g}, and "
+        "moments that have seen only what was left",
+        first_test=_CLIP,
+    )
+
+
+def _check_adamw(subject: Subject, seen: StepSeen, name: str) -> Check:
+    """The update from the finished state, against the definition; and its size, for the reader."""
+    params = subject.recipe.pretrain
+    rate = applied_rate(seen, params)
+    off = {key: unexplained(seen, key, rate, params) for key in seen.before}
+    worst = max(off, key=off.__getitem__)
+    decays = _wrong_decays(seen, rate, subject)
+    told = f"off by up to {off[worst]:.2g} of the rate ({worst}); {_ratios(seen)}"
+    if decays:
+        told += f"; another decay: {', '.join(decays[:_SHOWN])}"
+    return decide(
+        "updates",
+        name,
+        holds=off[worst] <= _UPDATE_GAP and not decays,
+        measured=told,
+        expected=f"an AdamW step in float64 within {_UPDATE_GAP:g} of the rate {rate:.4g}, with "
+        f"decay {params.weight_decay:g} on matrices alone",
+        first_test=_DECAY if decays else _ADAMW,
+    )
+
+
+def _wrong_decays(seen: StepSeen, rate: float, subject: Subject) -> list[str]:
+    """Parameters whose update along themselves is not that of their decay."""
+    params, wrong = subject.recipe.pretrain, []
+    for name, weight in seen.before.items():
+        decay = applied_decay(seen, name, rate, params)
+        due = due_decay(name, weight, params)
+        if decay is not None and abs(decay - due) > 0.1 * params.weight_decay + 1e-3:
+            wrong.append(f"{name} {decay:.3g}")
+    return wrong
+
+
+def _ratios(seen: StepSeen) -> str:
+    """The smallest and the largest update as a share of its weights."""
+    ratios = []
+    for name, before in seen.before.items():
+        length = float(before.double().norm())
+        if length > 0:
+            ratios.append(float((seen.after[name] - before).double().norm()) / length)
+    return f"updates are {min(ratios):.2g} to {max(ratios):.2g} of their weights"
+
+
+def _is_near(found: float, due: float) -> bool:
+    """NaN is near to nothing."""
+    return abs(found - due) <= _NORM_GAP * due
