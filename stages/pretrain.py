@@ -8,22 +8,22 @@ import typer
 
 from door import PARAMS, ROOT, code_digest, main, track
 
+_OBJECTIVE = typer.Option(help="what to train")
+_OUT = typer.Option(help="the final checkpoint [default: checkpoints/OBJECTIVE]")
+_REPORTS = typer.Option(help="loss and metrics [default: reports/pretrain/OBJECTIVE]")
+_RESUME = typer.Option(help="a run's folder, or a checkpoint in it, to go on from")
+_FORK = typer.Option(help="a checkpoint whose weights begin a new run")
+
 
 def pretrain(
-    objective: Annotated[
-        Literal["diffusion", "autoregressive"], typer.Option(help="what to train")
-    ],
+    objective: Annotated[Literal["diffusion", "autoregressive"], _OBJECTIVE],
     shards: Annotated[Path, typer.Option(help="packed shards")] = Path("data/shards"),
-    out: Annotated[
-        Path | None, typer.Option(help="the final checkpoint [default: checkpoints/OBJECTIVE]")
-    ] = None,
-    reports: Annotated[
-        Path | None, typer.Option(help="loss and metrics [default: reports/pretrain/OBJECTIVE]")
-    ] = None,
+    out: Annotated[Path | None, _OUT] = None,
+    reports: Annotated[Path | None, _REPORTS] = None,
     params: PARAMS = Path("params.yaml"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="two steps of everything, no file touched")
-    ] = False,
+    resume: Annotated[Path | None, _RESUME] = None,
+    fork: Annotated[Path | None, _FORK] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="two steps, no file touched")] = False,
 ) -> None:
     """Train one objective; a killed run goes on from its own state under .work/pretrain."""
     from canvaslm.diffusion.schedule import DiffusionParams
@@ -31,7 +31,7 @@ def pretrain(
     from canvaslm.model.shape import ModelParams
     from canvaslm.params import load_section
     from canvaslm.training import dry_run as rehearsal
-    from canvaslm.training import job, plan, run
+    from canvaslm.training import job, lineage, plan, run
 
     recipe = plan.recipe(
         objective,
@@ -44,12 +44,14 @@ def pretrain(
     if dry_run:
         typer.echo(rehearsal.dry_run(recipe, shards=shards, code_digest=code))
         return
+    origin = lineage.open_origin(resume=resume, fork=fork)
     run.pretrain(
-        job.make_job(recipe, shards=shards, code_digest=code),
+        job.make_job(recipe, shards=shards, code_digest=code, parent=origin.parent),
         work=Path(os.environ.get("DVC_ROOT", ROOT)) / ".work" / "pretrain",
         out=out or Path("checkpoints") / objective,
         reports=reports or Path("reports/pretrain") / objective,
         track=track,
+        origin=origin,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def latest_complete(root):
     return room.latest_complete(root, identity=IDENTITY)
 
 
-def save(root, pair, step=4, keep_last=None, identity=IDENTITY):
+def save(root, pair, step=4, keep_last=None, identity=IDENTITY, **options):
     progress = Progress(
         step=step,
         windows_consumed=4 * step,
@@ -78,6 +79,7 @@ def save(root, pair, step=4, keep_last=None, identity=IDENTITY):
         progress=progress,
         identity=identity,
         keep_last=keep_last,
+        **options,
     )
     return directory, progress
 
@@ -184,12 +186,58 @@ def test_checkpoints_are_ordered_by_number(tmp_path, pair):
 
 @pytest.mark.parametrize(("keep", "left"), [(2, [9_000, 10_000]), (1, [10_000]), (None, None)])
 def test_only_the_last_ones_stay(tmp_path, pair, keep, left):
+    """BR-42: 900, 1000, 9000, 10000; null keeps all four."""
     steps = [900, 1_000, 9_000, 10_000]
     for step in steps:
         save(tmp_path, pair, step=step, keep_last=keep)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"step_{step:08d}" for step in left or steps
     ]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_keeping_none_is_no_choice(tmp_path, pair, keep):
+    """BR-42: the knob refuses it, and so does what it turns; nothing is written or removed."""
+    good, _ = save(tmp_path, pair)
+    with pytest.raises(AssertionError, match="the newest one always stays"):
+        save(tmp_path, pair, step=8, keep_last=keep)
+    assert list(tmp_path.iterdir()) == [good]
+
+
+def test_the_best_ones_stay_besides_the_last(tmp_path, pair):
+    """BR-42: never deleted while they are the best, and none of a later step is looked at."""
+    save(tmp_path, pair, step=20_000)
+    asked = []
+    for step, best in ((900, [900]), (1_000, [900]), (9_000, [900, 1_000]), (10_000, [1_000])):
+
+        def best_of(saved, best=best):
+            asked.append(list(saved))
+            return best
+
+        save(tmp_path, pair, step=step, keep_last=1, best_of=best_of)
+    left = sorted(int(path.name.removeprefix("step_")) for path in tmp_path.iterdir())
+    assert left == [1_000, 10_000, 20_000]
+    assert asked == [[900], [900, 1_000], [900, 1_000, 9_000], [900, 1_000, 9_000, 10_000]]
+
+
+def test_the_room_that_is_asked_for_is_that_of_the_files(tmp_path, pair, monkeypatch):
+    """Never less than they take, and a little more for what is not known before."""
+    asked = []
+
+    @contextmanager
+    def note(place, sizes, *, what):
+        del place, what
+        asked.append(sizes)
+        yield
+
+    monkeypatch.setattr(room, "room_for", note)
+    directory, _ = save(tmp_path, pair)
+    export_checkpoint(directory, tmp_path / "out")
+    taken = [(directory / name).stat().st_size for name in FILES]
+    assert asked[1] == taken
+    slack = [due - size for due, size in zip(asked[0], taken, strict=True)]
+    assert all(0 <= more <= 128 * len(tensors_of(*pair)) for more in slack)
+    assert slack[2] == 0, "the state is known to the byte"
 
 
 def test_no_checkpoint_yet_is_none(tmp_path):
@@ -231,7 +279,13 @@ DAMAGES = {
 def progress_of(step, *, windows=None, tokens=None):
     windows = 4 * step if windows is None else windows
     tokens = 16 * windows if tokens is None else tokens
-    facts = {"windows_consumed": windows, "tokens": tokens, "flops": 0.5, "skipped": [], "rollbacks": []}
+    facts = {
+        "windows_consumed": windows,
+        "tokens": tokens,
+        "flops": 0.5,
+        "skipped": [],
+        "rollbacks": [],
+    }
     return {"step": step} | facts
 
 
@@ -349,7 +403,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_alone(tmp_path, pair, monkeypatch
     good, _ = save(tmp_path, pair, keep_last=1)
     before = contents(good)
     fill_the_disk(monkeypatch, at)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match=r"expected \d+ bytes free for the checkpoint of step 8"):
         save(tmp_path, pair, step=8, keep_last=1)
     assert latest_complete(tmp_path) == good
     assert contents(good) == before
@@ -438,7 +492,13 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path, pair, caplog):
     other = IDENTITY | {"pretrain": IDENTITY["pretrain"] | {"learning_rate": 0.02}}
     foreign, _ = save(tmp_path, pair, step=8, identity=other)
     assert latest_complete(tmp_path) == own
-    assert f"passed over: {foreign}/state.json:identity.pretrain: expected" in caplog.text
+    assert f"passed over: {foreign}/state.json:identity: expected a checkpoint of this run" in (
+        caplog.text
+    )
+    assert "pretrain.learning_rate: 0.02 -> 0.01" in caplog.text
+    assert ["pretrain.learning_rate", "0.02", "0.01"] in [
+        line.split() for line in caplog.text.splitlines()
+    ]
 
 
 def test_a_broken_checkpoint_of_a_later_step_pushes_no_whole_one_out(tmp_path, pair):

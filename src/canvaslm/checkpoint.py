@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from canvaslm.checkpoint_state import (
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import count_parameters
+from canvaslm.reporting.disk import room_for
 from canvaslm.reporting.files import remove_directory, whole_directory, write_bytes
 
 _MODEL, _OPTIMIZER = TENSOR_FILES
 _FILES = (*TENSOR_FILES, STATE)
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_HEADER_BYTES = 128  # of a tensor in a safetensors file besides its name, at most
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ def save_checkpoint(
     progress: Progress,
     identity: dict[str, Any],
     keep_last: int | None,
+    best_of: Callable[[Sequence[int]], Collection[int]] = lambda saved: (),
 ) -> Path:
     """Write a checkpoint under ``root`` and return its directory; the older ones stay until then.
 
@@ -63,25 +67,30 @@ def save_checkpoint(
         identity: what run this is, as plain JSON values.
         keep_last: how many checkpoints up to this one stay; None keeps all. Those of later steps
             are no part of the way to this one; they are left alone.
+        best_of: says which of the steps that are saved stay besides.
 
     Raises:
         GateClosedError: a weight or a moment is not finite; nothing is written.
-        OSError: the disk refused, for example because it is full; the older ones are untouched.
+        InputError: there is too little room on the disk; the older ones are untouched.
+        OSError: the disk refused for another reason; the older ones are untouched.
     """
+    assert keep_last is None or keep_last >= 1, "the newest one always stays"
     tensors = {_MODEL: dict(model.state_dict()), _OPTIMIZER: _named_moments(model, optimizer)}
     _refuse_non_finite(tensors, progress.step)
     directory = root / f"step_{progress.step:08d}"
-    with whole_directory(directory, holds=["*"]) as aside:  # the run owns its folder
+    sizes = _sizes(tensors, progress, identity)
+    with (
+        room_for(root, sizes, what=f"the checkpoint of step {progress.step}"),
+        whole_directory(directory, holds=["*"]) as aside,  # the run owns its folder
+    ):
         _write_files(aside, tensors, progress, identity)
     if keep_last is not None:
-        so_far = [path for path in _numbered(root) if (number_of(path) or 0) <= progress.step]
-        for old in so_far[:-keep_last]:
-            remove_directory(old)
+        _remove_old(root, progress.step, keep_last, best_of)
     return directory
 
 
 def latest_complete(
-    root: Path, *, identity: dict[str, Any], up_to: int | None = None
+    root: Path, *, identity: dict[str, Any] | None, up_to: int | None = None
 ) -> Path | None:
     """The whole checkpoint of a run with the highest step number, or None.
 
@@ -89,7 +98,7 @@ def latest_complete(
 
     Args:
         root: the folder of checkpoints.
-        identity: the run, as plain JSON values.
+        identity: the run, as plain JSON values; None for any.
         up_to: the highest step number that will do; None for any.
     """
     for directory in reversed(_numbered(root)):
@@ -97,7 +106,8 @@ def latest_complete(
             continue
         try:
             state = read_state(directory)
-            refuse_other_run(directory, state, identity)
+            if identity is not None:
+                refuse_other_run(directory, state, identity)
             _verify(directory, state)
         except InputError as error:
             _log.warning("passed over: %s", error)
@@ -126,6 +136,18 @@ def load_model(directory: Path) -> Backbone:
     _compare(targets, weights, directory / _MODEL)
     _copy_into(targets, weights)
     return model.eval()
+
+
+def load_weights(directory: Path, *, model: nn.Module) -> None:
+    """Give a model the weights of a checkpoint, by name, and nothing else of it.
+
+    Raises:
+        InputError: as :func:`load_model`.
+    """
+    _verify(directory, read_state(directory))
+    weights, targets = _read_tensors(directory / _MODEL), dict(model.state_dict())
+    _compare(targets, weights, directory / _MODEL)
+    _copy_into(targets, weights)
 
 
 def restore(directory: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -168,11 +190,16 @@ def export_checkpoint(directory: Path, out: Path) -> None:
     """Copy a whole checkpoint to ``out``: aside, flushed, renamed over what stood there.
 
     Raises:
-        InputError: the checkpoint is not whole, or as :func:`refuse_to_replace`.
+        InputError: the checkpoint is not whole, there is too little room, or as
+            :func:`refuse_to_replace`.
     """
     refuse_to_replace(out)
     _verify(directory, read_state(directory))
-    with whole_directory(out, holds=_FILES) as aside:
+    sizes = [(directory / name).stat().st_size for name in _FILES]
+    with (
+        room_for(out.parent, sizes, what="a copy of the checkpoint"),
+        whole_directory(out, holds=_FILES) as aside,
+    ):
         for name in _FILES:
             shutil.copyfile(directory / name, aside / name)
 
@@ -202,6 +229,32 @@ def refuse_to_replace(out: Path) -> None:
             got=f"a directory with {', '.join(sorted(found)[:4])}",
             fix=fix,
         )
+
+
+def _sizes(
+    tensors: dict[str, dict[str, Tensor]], progress: Progress, identity: dict[str, Any]
+) -> list[int]:
+    """Bytes of the three files, known before they are written; a header's by its upper bound."""
+    of_tensors = [
+        8 + sum(x.nbytes + len(name.encode()) + _HEADER_BYTES for name, x in content.items())
+        for content in tensors.values()
+    ]
+    state = render_state(
+        files=dict.fromkeys(tensors, "0" * 64), progress=progress, identity=identity
+    )
+    return [*of_tensors, len(state.encode())]
+
+
+def _remove_old(
+    root: Path, step: int, keep_last: int, best_of: Callable[[Sequence[int]], Collection[int]]
+) -> None:
+    """Remove what stands before a step and is neither among the last nor among the best."""
+    so_far = {number_of(path) or 0: path for path in _numbered(root)}
+    so_far = {number: path for number, path in so_far.items() if number <= step}
+    best = set(best_of(list(so_far)))
+    for number in list(so_far)[:-keep_last]:
+        if number not in best:
+            remove_directory(so_far[number])
 
 
 def _write_files(

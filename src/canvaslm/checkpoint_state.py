@@ -7,6 +7,7 @@ run, and it has a strict, closed model, so that what does not fit is told in one
 
 import hashlib
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,6 +20,7 @@ from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.shape import ModelParams
 from canvaslm.params import Params
+from canvaslm.reporting.differences import as_table, differences, in_one_line
 from canvaslm.reporting.files import to_json
 
 STATE = "state.json"
@@ -26,6 +28,8 @@ TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 ANOTHER = "use another checkpoint, or train again"
 _FORMAT: Literal[3] = 3
 _NAME = re.compile(r"step_(\d{8,})")
+
+_log = logging.getLogger(__name__)
 
 
 class SkippedStep(Params):
@@ -184,26 +188,34 @@ def read_state(directory: Path) -> State:
     return state
 
 
-def refuse_other_run(directory: Path, state: State, identity: dict[str, Any]) -> None:
-    """Raise unless a checkpoint is of one run.
+def refuse_other_run(
+    directory: Path,
+    state: State,
+    identity: dict[str, Any],
+    *,
+    fix: str = "move it out of the folder of this run",
+) -> None:
+    """Raise unless a checkpoint is of one run; what differs is logged as a table, too.
 
     Args:
         directory: the checkpoint.
         state: what it says of itself.
         identity: the run, as plain JSON values.
+        fix: what to do with one of another run.
 
     Raises:
-        InputError: it is of another run; the first key that differs is named.
+        InputError: it is of another run; each key that differs is named, stored and wanted.
     """
-    found, due = state.identity.model_dump(mode="json"), json.loads(json.dumps(identity))
-    for key in sorted(found.keys() | due.keys()):
-        if found.get(key) != due.get(key):
-            raise InputError(
-                f"{directory / STATE}:identity.{key}",
-                expected="a checkpoint of this run",
-                got="that of another run",
-                fix="move it out of the folder of this run",
-            )
+    stored, wanted = state.identity.model_dump(mode="json"), json.loads(json.dumps(identity))
+    found = differences(stored, wanted)
+    if found:
+        _log.warning("%s is of another run:\n%s", directory, as_table(found))
+        raise InputError(
+            f"{directory / STATE}:identity",
+            expected="a checkpoint of this run",
+            got=f"that of another run ({in_one_line(found)})",
+            fix=fix,
+        )
 
 
 def number_of(directory: Path) -> int | None:

@@ -84,6 +84,14 @@ def shards(tmp_path: Path, windows: np.ndarray) -> Path:
     return write_shards(tmp_path / "shards", np.append(windows, [1, 2, 3]))
 
 
+@pytest.fixture
+def repacked(tmp_path: Path, windows: np.ndarray) -> Path:
+    """The same windows with one other token, packed again, so that the manifest fits them."""
+    changed = np.append(windows, [1, 2, 3])
+    changed[77] = (changed[77] + 1) % LAYOUT.vocab_size
+    return write_shards(tmp_path / "repacked", changed)
+
+
 def write_shards(place: Path, train: np.ndarray) -> Path:
     """Lay ids down as `pack_shards` does."""
     splits = {}

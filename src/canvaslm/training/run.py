@@ -6,50 +6,66 @@ before the gate closes.
 """
 
 import logging
+import shutil
 from pathlib import Path
 
-from canvaslm.checkpoint import export_checkpoint, latest_complete, refuse_to_replace, restore
+from canvaslm.checkpoint import (
+    export_checkpoint,
+    latest_complete,
+    refuse_to_replace,
+    restore,
+    save_checkpoint,
+)
 from canvaslm.checkpoint_state import Rollback, read_state
 from canvaslm.device import pick_device
 from canvaslm.errors import GateClosedError
 from canvaslm.model.shape import count_parameters
+from canvaslm.reporting.files import remove_directory, whole_directory, write_bytes
 from canvaslm.reporting.progress import Track
 from canvaslm.training.curve import refuse_unwritable, write_curve, write_metrics
 from canvaslm.training.identity import identity_name
 from canvaslm.training.job import Job
 from canvaslm.training.learner import Learner
+from canvaslm.training.lineage import Origin, tell_unfinished
 from canvaslm.training.loop import start, train
+from canvaslm.training.machine import MACHINE, note_machine
 from canvaslm.training.memory import refuse_what_does_not_fit
 from canvaslm.training.run_state import RunState, open_run
 
 _log = logging.getLogger(__name__)
 
 
-def pretrain(job: Job, *, work: Path, out: Path, reports: Path, track: Track) -> None:
+def pretrain(
+    job: Job, *, work: Path, out: Path, reports: Path, track: Track, origin: Origin | None = None
+) -> None:
     """Train a run to its end, or go on with it, and copy out its checkpoint and reports.
 
     Args:
         job: the run.
         work: where runs live between processes; this one in a folder of its own.
         out: the checkpoint directory that later stages read.
-        reports: where ``loss.csv``, ``metrics.json`` and ``timing.csv`` go.
+        reports: where ``loss.csv``, ``metrics.json``, ``timing.csv``, ``machine.json`` and the
+            trace of the first bad step go.
         track: shows how far the loop is.
+        origin: where the run begins, when not with its own state or with its seed.
 
     Raises:
-        InputError: the run does not fit into memory, another process trains it, or ``out`` or
-            ``reports`` would overwrite something else.
+        InputError: the run does not fit into memory or on the disk, another process trains it,
+            ``out`` or ``reports`` would overwrite something else, or it may not begin there.
         GateClosedError: it does not learn: too many steps in a row changed nothing.
     """
+    origin = origin or Origin()
+    origin.refuse(job.identity, out)
     refuse_to_replace(out)
     refuse_unwritable(reports)
     with open_run(work, identity_name(job.identity)) as state:
-        latest = latest_complete(state.checkpoints, identity=job.identity)
+        latest = _find_newest(job, state, origin, work)
         if latest is not None and _read_step(latest) >= job.recipe.pretrain.steps:
             _log.info("%s has ended; only its results are copied out", state.directory)
             state.roll_back(job.recipe.pretrain.steps)
         else:
             try:
-                _train(job, state, latest, track)
+                _train(job, state, latest, origin, track)
             except GateClosedError as closed:
                 _report(job, state, reports, closed=str(closed))
                 raise
@@ -59,11 +75,21 @@ def pretrain(job: Job, *, work: Path, out: Path, reports: Path, track: Track) ->
         _report(job, state, reports, closed=None)
 
 
+def _find_newest(job: Job, state: RunState, origin: Origin, work: Path) -> Path | None:
+    """The newest whole checkpoint of the run, brought over from elsewhere if it is further."""
+    latest = latest_complete(state.checkpoints, identity=job.identity)
+    if origin.bring_over(state, None if latest is None else _read_step(latest)):
+        latest = latest_complete(state.checkpoints, identity=job.identity)
+    if latest is None:
+        tell_unfinished(work, job.identity)
+    return latest
+
+
 def _read_step(checkpoint: Path) -> int:
     return read_state(checkpoint).progress.step
 
 
-def _train(job: Job, state: RunState, latest: Path | None, track: Track) -> None:
+def _train(job: Job, state: RunState, latest: Path | None, origin: Origin, track: Track) -> None:
     """Build the learner, put it where the latest checkpoint says, and train to the end."""
     device = pick_device(job.recipe.pretrain.device)
     _log.info("estimated peak memory: %s", refuse_what_does_not_fit(job.recipe, device))
@@ -73,16 +99,34 @@ def _train(job: Job, state: RunState, latest: Path | None, track: Track) -> None
         progress = restore(latest, model=learner.model, optimizer=learner.optimizer)
         _log.info("resumed at step %d from %s", progress.step, latest)
     state.roll_back(progress.step)
+    if latest is None and origin.begin(learner.model):
+        _save_first(job, state, learner)
+    params = job.recipe.pretrain
+    note_machine(
+        state.directory, device=device, precision=params.precision, from_step=progress.step
+    )
     train(
         learner,
         job.windows,
         state,
         progress=progress,
-        params=job.recipe.pretrain,
+        params=params,
         layout=job.recipe.layout,
         identity=job.identity,
         flops_per_window=job.flops_per_window,
         track=track,
+    )
+
+
+def _save_first(job: Job, state: RunState, learner: Learner) -> None:
+    """Save what a fork begins with, so that it can go on when its parent is gone."""
+    save_checkpoint(
+        state.checkpoints,
+        model=learner.model,
+        optimizer=learner.optimizer,
+        progress=start(),
+        identity=job.identity,
+        keep_last=None,
     )
 
 
@@ -108,6 +152,18 @@ def _report(job: Job, state: RunState, reports: Path, *, closed: str | None) -> 
         parent=job.identity["parent"],
         closed=closed,
     )
+    _copy_notes(state, reports)
+
+
+def _copy_notes(state: RunState, reports: Path) -> None:
+    """Copy what no other stage reads: the machines, and the trace of the first bad step."""
+    if (state.directory / MACHINE).is_file():
+        write_bytes(reports / MACHINE, (state.directory / MACHINE).read_bytes())
+    if state.trace.is_dir():
+        with whole_directory(reports / state.trace.name, holds=["*"]) as aside:
+            shutil.copytree(state.trace, aside, dirs_exist_ok=True)
+    elif (reports / state.trace.name).is_dir():  # of an earlier run
+        remove_directory(reports / state.trace.name)
 
 
 def _read_rollbacks(job: Job, state: RunState) -> tuple[Rollback, ...]:

@@ -1,0 +1,52 @@
+"""On what was a run trained, process by process?
+
+A run may be killed here and go on there, with other threads or another build of torch, and equal
+bytes are promised on one machine only. So each process that trains adds a line of its own. It is a
+note and no part of the run: nothing is decided by it, and what is damaged is begun anew.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+
+from canvaslm.device import Precision, describe_machine
+from canvaslm.reporting.files import write_json
+
+MACHINE = "machine.json"
+
+_log = logging.getLogger(__name__)
+
+
+def note_machine(run: Path, *, device: torch.device, precision: Precision, from_step: int) -> None:
+    """Add this process to the ``machine.json`` of a run.
+
+    Args:
+        run: the run's folder.
+        device: where it trains.
+        precision: arithmetic of its passes.
+        from_step: steps that were done when it began.
+    """
+    entry = {
+        **describe_machine(device),
+        "numpy": np.__version__,
+        "safetensors": safetensors.__version__,
+        "precision": precision,
+        "from_step": from_step,
+    }
+    write_json(run / MACHINE, {"processes": [*_known(run / MACHINE), entry]})
+
+
+def _known(path: Path) -> list[Any]:
+    """The processes before this one."""
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["processes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s cannot be read and begins anew: %s", path, error)
+        return []

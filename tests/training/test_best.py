@@ -1,0 +1,64 @@
+"""Are the best checkpoints those whose steps had the lowest loss?"""
+
+import pytest
+
+from canvaslm.training.best import best_checkpoints
+from canvaslm.training.run_state import StepRecord
+
+
+def steps_of(*means, targets=10):
+    """A record for each mean nats per target; None for a step that changed nothing."""
+    return [
+        StepRecord(
+            step=step,
+            nats=None if mean is None else mean * targets,
+            targets=targets,
+            gradient_norm=None if mean is None else 1.0,
+            learning_rate=0.1,
+            cause="loss is nan" if mean is None else "",
+        )
+        for step, mean in enumerate(means)
+    ]
+
+
+def best(records, saved, keep, save_every=2):
+    return best_checkpoints(records, saved, save_every=save_every, keep=keep)
+
+
+def test_a_checkpoint_has_the_loss_of_the_steps_that_led_to_it():
+    """Means 4, 1, 3, 2 of two steps each; a longer log changes nothing."""
+    records = steps_of(5, 3, 1, 1, 3, 3, 2, 2)
+    assert best(records, [2, 4, 6, 8], keep=4) == [4, 8, 6, 2]
+    assert best([*records, *steps_of(0, 0)], [2, 4, 6, 8], keep=2) == [4, 8]
+
+
+def test_none_are_kept_where_none_are_asked_for():
+    assert best(steps_of(1, 1), [2], keep=0) == []
+
+
+def test_targets_weigh_and_not_steps():
+    """30 nats over 11 targets against 2.9 a target: the mean of means would be 5.25."""
+    records = [*steps_of(2, targets=10), *steps_of(8.5, targets=1), *steps_of(2.9, 2.9)]
+    assert best(records, [2, 4], keep=1) == [2]
+
+
+def test_of_equal_ones_the_later_is_better():
+    assert best(steps_of(1, 1, 1, 1, 1, 1), [6, 2, 4], keep=2) == [6, 4]
+
+
+def test_what_has_no_loss_is_never_best():
+    """Steps 2 and 3 changed nothing; of 4 and 5 one did, and the other is the mean."""
+    records = steps_of(3, 3, None, None, 9, None)
+    assert best(records, [2, 4, 6], keep=3) == [2, 6]
+    assert best(steps_of(None, None), [0, 2], keep=3) == []
+
+
+def test_a_loss_that_is_no_number_is_never_best():
+    assert best(steps_of(1, 1, float("nan"), 1, float("inf"), 1), [2, 4, 6], keep=3) == [2]
+
+
+@pytest.mark.parametrize("save_every", [2, 3])
+def test_a_save_off_the_beat_is_judged_by_as_many_steps(save_every):
+    """The end of a run, or a save that waited for the end of bad steps."""
+    records = steps_of(5, 5, 5, 1, 1)
+    assert best(records, [3, 5], keep=1, save_every=save_every) == [5]
