@@ -6,7 +6,6 @@ from each other one, none keeps the chain for ever, and there is exactly one sta
 begins in it, hence the rate of the chain is what its next symbol costs on average anywhere.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -139,13 +138,8 @@ def read_chain(folder: Path) -> Chain:
     fix = "run stages/fetch_corpus.py again"
     content = read_written(path, expected=expected, missing="no such file", fix=fix)
     file = parse_written(content, path, _File, expected=expected, broken="a damaged one", fix=fix)
-    return Chain(
-        order=file.order, symbols=file.symbols, probabilities=np.array(_rows(file.probabilities))
-    )
-
-
-def _rows(rows: Sequence[_Row]) -> list[list[float]]:
-    return [list(row) for row in rows]
+    rows = np.array(file.probabilities)
+    return Chain(order=file.order, symbols=file.symbols, probabilities=rows)
 
 
 def _stationary_law(steps: np.ndarray) -> np.ndarray:
