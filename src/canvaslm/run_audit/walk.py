@@ -14,12 +14,18 @@ from canvaslm.reporting.files import to_json, write_files
 from canvaslm.reporting.verdict import Verdict
 from canvaslm.run_audit.check import Check, Group, attempt_all
 from canvaslm.run_audit.data import check_data
+from canvaslm.run_audit.flow import check_flow
 from canvaslm.run_audit.page import render_audit
 from canvaslm.run_audit.state import check_state
 from canvaslm.run_audit.subject import Subject
+from canvaslm.run_audit.updates import check_updates
+from canvaslm.run_audit.values import check_values
 
 _GROUPS: tuple[tuple[Group, Callable[[Subject], list[Check]]], ...] = (
     ("data", check_data),
+    ("flow", check_flow),
+    ("values", check_values),
+    ("updates", check_updates),
     ("state", check_state),
 )
 
