@@ -27,6 +27,9 @@ from canvaslm.checkpoint_state import Progress, SkippedStep, read_state
 from canvaslm.errors import GateClosedError, InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
+from canvaslm.params import load_section
+from canvaslm.training.optimizer import make_optimizer
+from canvaslm.training.plan import PretrainParams
 from shapes import tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
@@ -101,6 +104,11 @@ def pair():
 
 
 @pytest.fixture
+def pretrain_params():
+    return load_section(Path(__file__).parents[1] / "params.yaml", "pretrain", PretrainParams)
+
+
+@pytest.fixture
 def saved(tmp_path, pair):
     return save(tmp_path / "run", pair)[0]
 
@@ -118,6 +126,7 @@ def test_everything_comes_back_bit_for_bit(tmp_path, pair):
 
 
 def test_next_update_after_restoring_is_the_same(saved, pair):
+    """BR-38: of the one kind of AdamW that there is, the fused one."""
     model, optimizer = make_pair(seed=2)
     restore(saved, model=model, optimizer=optimizer)
     twin = make_pair()
@@ -141,6 +150,45 @@ def test_state_is_matched_by_name_and_not_by_position(saved, pair):
         assert torch.equal(tensors_of(model, backwards)[name], tensor), name
 
 
+def test_state_stays_with_its_parameter_where_another_rule_groups_them(tmp_path, pretrain_params):
+    """BR-39: saved when matrices decay, loaded where everything but matrices does."""
+    model = Backbone(MODEL, LAYOUT)
+    initialise(model, 1)
+    optimizer = make_optimizer(model, pretrain_params)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+    directory, _ = save(tmp_path, (model, optimizer))
+    other, _ = make_pair(seed=2)
+    matrices = [parameter for parameter in other.parameters() if parameter.ndim >= 2]
+    rest = [parameter for parameter in other.parameters() if parameter.ndim < 2]
+    groups = [{"params": rest[::-1], "weight_decay": 0.3}, {"params": matrices, "weight_decay": 0}]
+    regrouped = torch.optim.AdamW(groups, lr=0.01, fused=True)
+    for parameter in other.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    regrouped.step()
+    restore(directory, model=other, optimizer=regrouped)
+    for name, tensor in tensors_of(model, optimizer).items():
+        assert torch.equal(tensors_of(other, regrouped)[name], tensor), name
+    assert [group["weight_decay"] for group in regrouped.param_groups] == [0.3, 0]
+
+
+def test_a_checkpoint_is_of_its_moment_and_not_of_the_present(tmp_path):
+    """BR-49: three more updates leave it as it was, and going back undoes them."""
+    model, optimizer = make_pair()
+    directory, progress = save(tmp_path, (model, optimizer))
+    then = {name: tensor.clone() for name, tensor in tensors_of(model, optimizer).items()}
+    before = contents(directory)
+    for _ in range(3):
+        optimizer.step()
+    assert contents(directory) == before
+    assert not torch.equal(model.embedding.weight, then["embedding.weight"])
+    assert restore(directory, model=model, optimizer=optimizer) == progress
+    for name, tensor in tensors_of(model, optimizer).items():
+        assert torch.equal(then[name], tensor), name
+
+
 def test_equal_state_gives_equal_bytes(tmp_path):
     first, _ = save(tmp_path / "first", make_pair())
     second, _ = save(tmp_path / "second", make_pair())
@@ -160,18 +208,51 @@ def test_the_model_loads_ready_for_use_with_its_head_tied(saved, pair):
         assert torch.equal(model.logits(model.encode(ids).hidden), expected)
 
 
-def test_the_model_loads_in_a_new_process_that_forbids_pickle(saved):
-    """BR-45: loading calls nothing that can unpickle."""
+def test_the_model_loads_in_a_new_process_that_forbids_pickle(tmp_path, saved, pair):
+    """BR-44, BR-45: nothing unpickles; logits are equal, the head is tied, also after a step."""
     code = """
 import pickle, sys
 from pathlib import Path
 import torch
+from safetensors.torch import save_file
 from canvaslm.checkpoint import load_model
 def refuse(*args, **options): raise AssertionError("pickle")
+known = pickle.load, pickle.loads, pickle.Unpickler
 pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
-load_model(Path(sys.argv[1]))
+model = load_model(Path(sys.argv[1]))
+pickle.load, pickle.loads, pickle.Unpickler = known
+logits = lambda: model.logits(model.encode(torch.arange(8)[None]).hidden)
+with torch.no_grad():
+    found = {"loaded": logits()}
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+logits().square().sum().backward()
+optimizer.step()
+assert model.head_weight.data_ptr() == model.embedding.weight.data_ptr()
+assert "head" not in " ".join(model.state_dict())
+found |= {"head": model.head_weight.detach().clone(), "table": model.embedding.weight.detach()}
+save_file(found, sys.argv[2])
 """
-    subprocess.run([sys.executable, "-c", code, str(saved)], check=True)
+    found = tmp_path / "found.safetensors"
+    subprocess.run([sys.executable, "-c", code, str(saved), str(found)], check=True)
+    tensors = load_file(found)
+    model, _ = pair
+    with torch.no_grad():
+        expected = model.logits(model.encode(torch.arange(8)[None]).hidden)
+    assert torch.equal(tensors["loaded"], expected)
+    assert torch.equal(tensors["head"], tensors["table"])
+    assert not torch.equal(tensors["table"], model.embedding.weight)
+
+
+def test_nothing_in_a_checkpoint_is_pickled(saved):
+    """BR-45: three files, of which two are safetensors by their first bytes and one is JSON."""
+    assert sorted(path.name for path in saved.iterdir()) == sorted(FILES)
+    for name in FILES[:2]:
+        content = (saved / name).read_bytes()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        assert "__metadata__" not in header
+        ends = [entry["data_offsets"][1] for entry in header.values()]
+        assert 8 + int.from_bytes(content[:8], "little") + max(ends) == len(content)
+    json.loads((saved / "state.json").read_text())
 
 
 def test_checkpoints_are_ordered_by_number(tmp_path, pair):
