@@ -1,0 +1,347 @@
+"""Is every way in which a gradient can fail to become its update told by its own name?"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from canvaslm.checkpoint_state import Identity
+from canvaslm.model.backbone import initialise
+from canvaslm.objective.targets import LossSum
+from canvaslm.run_audit.adamw import applied_rate
+from canvaslm.run_audit.drill import drill, drill_numbers, drill_steps, highest_step
+from canvaslm.run_audit.outcome import check_loss
+from canvaslm.run_audit.own_loss import has_guess
+from canvaslm.run_audit.rates import due_rate
+from canvaslm.run_audit.updates import check_updates
+from canvaslm.training import learner, optimizer
+from canvaslm.training.learner import Learner
+from canvaslm.training.plan import learning_rate
+
+KINDS = ("diffusion", "prefix", "autoregressive")
+OBJECTIVES = ("diffusion", "autoregressive")
+FROZEN = "blocks.1.feed_forward.up.weight"
+
+
+def named(checks, name):
+    return next(check for check in checks if check.name == name)
+
+
+def with_knobs(subject, **knobs):
+    """The same run by other knobs; what it wrote stays as it is."""
+    pretrain = subject.recipe.pretrain.model_copy(update=knobs)
+    return replace(subject, recipe=replace(subject.recipe, pretrain=pretrain))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clean_run_passes_and_is_left_as_it_was(open_run, failures, kind):
+    subject = open_run(kind)
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    checks = check_updates(subject)
+    assert failures(checks) == [], checks
+    assert {check.verdict for check in checks} == {"pass"}
+    for name, value in subject.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_frozen_parameter_is_named_first(open_run, failures, kind, monkeypatch):
+    plain = Learner.__init__
+
+    def frozen(self, *arguments):
+        plain(self, *arguments)
+        self.model.get_parameter(FROZEN).requires_grad_(False)
+
+    monkeypatch.setattr(Learner, "__init__", frozen)
+    checks = check_updates(open_run(kind))
+    assert failures(checks)[0] == "gradients_reach_every_parameter"
+    assert f"{FROZEN} asks for no gradient" in checks[0].measured
+
+
+def test_a_parameter_that_the_optimiser_does_not_list_is_named(open_run, monkeypatch):
+    def without_one(model, params):
+        made = optimizer.make_optimizer(model, params)
+        for group in made.param_groups:
+            kept = [p for p in group["params"] if p is not model.get_parameter(FROZEN)]
+            group["params"] = kept
+        return made
+
+    monkeypatch.setattr(learner, "make_optimizer", without_one)
+    first = check_updates(open_run("autoregressive"))[0]
+    assert (first.name, first.verdict) == ("gradients_reach_every_parameter", "fail")
+    assert f"{FROZEN} is listed 0 times by the optimiser" in first.measured
+
+
+def test_a_part_that_is_cut_off_from_the_loss_is_named(open_run, monkeypatch):
+    """The parameter asks for a gradient, and gets one of 0."""
+    plain = nn.Linear.forward
+
+    def cut(self, x):
+        return plain(self, x).detach() if self.out_features == 8 else plain(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", cut)  # keys and values: 2 heads of 4
+    first = check_updates(open_run("autoregressive"))[0]
+    assert first.verdict == "fail"
+    assert "blocks.0.attention.key.weight has a gradient of exactly 0" in first.measured
+
+
+def test_the_guess_s_projection_is_excused_only_where_no_window_has_a_guess(
+    open_run, failures, monkeypatch
+):
+    subject = open_run("diffusion")
+    share = subject.recipe.diffusion.model_copy(update={"self_conditioning_share": 0.0})
+    recipe = replace(subject.recipe, diffusion=share)
+    objective = replace(subject.job.objective, diffusion=share)
+    unguessed = replace(subject, recipe=recipe, job=replace(subject.job, objective=objective))
+    first = check_updates(unguessed)[0]
+    assert first.verdict == "pass"
+    assert "no window has a guess" in first.expected
+    monkeypatch.setattr(
+        type(objective), "_draw_guess_rows", lambda self, params, numbers: torch.zeros(0).bool()
+    )
+    first = check_updates(subject)[0]
+    assert first.verdict == "fail"
+    assert "self_conditioning.projection.weight has a gradient of exactly 0" in first.measured
+
+
+def test_a_gradient_that_is_not_finite_is_named(open_run, failures):
+    subject = open_run("autoregressive")
+
+    class Poisoned:
+        def loss(self, model, windows, numbers):
+            loss = subject.job.objective.loss(model, windows, numbers)
+            endless = (model.final_norm.weight[0] - model.final_norm.weight[0].detach()).sqrt()
+            return LossSum(nats=loss.nats + endless, n_targets=loss.n_targets)
+
+        def flops_per_window(self, params):
+            return 1.0
+
+    poisoned = replace(subject, job=replace(subject.job, objective=Poisoned()))
+    checks = check_updates(poisoned)
+    assert failures(checks)[0] == "gradients_are_finite"
+    assert "not finite: final_norm.weight; a step was refused" in checks[1].measured
+
+
+def test_a_mean_of_means_is_named(open_run, failures, monkeypatch):
+    plain = Learner._sum_gradients
+
+    def means(self, windows, numbers):
+        """The gradients of the parts' means, scaled so that dividing once gives their mean."""
+        size = self._params.micro_batch_windows
+        starts, totals, sums = range(0, len(windows), size), [0.0, 0], []
+        for start in starts:
+            part = slice(start, start + size)
+            nats, n_targets = plain(self, windows[part], numbers[part])
+            sums.append([p.grad / n_targets for p in self.model.parameters()])
+            totals = [totals[0] + nats, totals[1] + n_targets]
+        for parameter, *gradients in zip(self.model.parameters(), *sums, strict=True):
+            parameter.grad.copy_(sum(gradients) * totals[1] / len(starts))
+        return tuple(totals)
+
+    monkeypatch.setattr(Learner, "_sum_gradients", means)
+    assert failures(check_updates(open_run("autoregressive"))) == ["accumulation_is_only_a_cut"]
+
+
+def test_a_run_of_one_window_a_step_cannot_be_cut(open_run):
+    check = named(
+        check_updates(with_knobs(open_run("autoregressive"), windows_per_step=1)),
+        "accumulation_is_only_a_cut",
+    )
+    assert check.verdict == "not_measured"
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_rate_of_0_is_named_first(open_run, failures, kind, monkeypatch):
+    def lost(made, *, learning_rate, norm, max_norm):
+        optimizer.update(made, learning_rate=0.0, norm=norm, max_norm=max_norm)
+
+    monkeypatch.setattr(learner, "update", lost)
+    assert failures(check_updates(open_run(kind)))[0] == "learning_rate_is_applied"
+
+
+def test_finished_weights_that_are_the_initial_ones_are_named(open_run, failures):
+    """The rate was 0 when the run was trained, and no longer is."""
+    subject = open_run("autoregressive")
+    initialise(subject.model, 3)
+    checks = check_updates(subject)
+    assert failures(checks) == ["learning_rate_is_applied", "every_trainable_parameter_moved"]
+    assert "0.0% of the finished weights" in named(checks, "learning_rate_is_applied").measured
+
+
+def test_clipping_after_the_step_is_named(open_run, failures, monkeypatch):
+    def late(made, *, learning_rate, norm, max_norm):
+        optimizer.update(made, learning_rate=learning_rate, norm=norm, max_norm=1e30)
+        parameters = [p for group in made.param_groups for p in group["params"]]
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+    monkeypatch.setattr(learner, "update", late)
+    assert failures(check_updates(open_run("autoregressive")))[0] == "clipping_precedes_the_update"
+
+
+def test_a_norm_that_is_logged_after_clipping_is_named(open_run, failures, monkeypatch):
+    """The gradient is clipped where it is averaged, and what is logged is what is left."""
+    limits, plain = [], Learner.__init__
+
+    def init(self, recipe, *arguments):
+        plain(self, recipe, *arguments)
+        limits.append(recipe.pretrain.max_gradient_norm)
+
+    def clipped(model, n_targets):
+        norm = optimizer.average(model, n_targets)
+        nn.utils.clip_grads_with_norm_(model.parameters(), limits[-1], norm)
+        return norm.clamp(max=limits[-1])
+
+    monkeypatch.setattr(Learner, "__init__", init)
+    monkeypatch.setattr(learner, "average", clipped)
+    assert failures(check_updates(open_run("autoregressive")))[0] == "clipping_precedes_the_update"
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_decay_of_the_wrong_parameters_is_named(open_run, failures, monkeypatch, decays):
+    monkeypatch.setattr(optimizer, "_decays", lambda name, parameter: decays)
+    checks = check_updates(open_run("diffusion"))
+    assert failures(checks) == ["update_is_adamw"]
+    wrong = "final_norm.weight 0.1" if decays else "embedding.weight"
+    told = named(checks, "update_is_adamw")
+    assert "another decay: " in told.measured
+    assert "test_matrices_decay" in told.first_test
+    assert wrong in told.measured or decays
+
+
+def test_another_memory_of_the_gradient_is_named(open_run, failures, monkeypatch):
+    def forgetful(model, params):
+        return optimizer.make_optimizer(model, params.model_copy(update={"beta1": 0.5}))
+
+    monkeypatch.setattr(learner, "make_optimizer", forgetful)
+    found = failures(check_updates(open_run("autoregressive")))
+    assert "update_is_adamw" in found
+    assert "learning_rate_is_applied" not in found
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_schedule_that_counts_micro_batches_is_named_first(open_run, failures, kind, monkeypatch):
+    """Even where the run's own steps had a single pass, so that its log is right."""
+    plain, passes = Learner.take_step, [1]
+
+    def count(self, step, windows, numbers):
+        passes[0] = -(-len(windows) // self._params.micro_batch_windows)
+        return plain(self, step, windows, numbers)
+
+    monkeypatch.setattr(Learner, "take_step", count)
+    monkeypatch.setattr(
+        learner,
+        "learning_rate",
+        lambda step, params: learning_rate(min(step * passes[0], params.steps - 1), params),
+    )
+    checks = check_updates(open_run(kind))
+    assert failures(checks) == ["learning_rate_follows_schedule"]
+    measured = named(checks, "learning_rate_follows_schedule").measured
+    assert "6 of 6 rows of loss.csv" in measured
+
+
+def test_a_schedule_that_begins_anew_after_each_step_is_named(open_run, failures, monkeypatch):
+    monkeypatch.setattr(learner, "learning_rate", lambda step, params: learning_rate(0, params))
+    assert failures(check_updates(open_run("autoregressive"))) == ["learning_rate_follows_schedule"]
+
+
+def test_a_logged_rate_that_is_not_the_plan_s_is_named(open_run, failures):
+    subject = open_run("autoregressive")
+    subject.loss_rows[2]["learning_rate"] = "0.00123"
+    checks = check_updates(subject)
+    assert failures(checks) == ["learning_rate_follows_schedule"]
+    measured = named(checks, "learning_rate_follows_schedule").measured
+    assert "5 of 6 rows of loss.csv (step 5: 0.00123, not 0.00" in measured
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(("schedule", "decay"), [("cosine", 0), ("warmup_stable_decay", 9)])
+def test_the_plan_stated_twice_is_one_plan(open_run, warmup, share, schedule, decay):
+    params = open_run("autoregressive").recipe.pretrain.model_copy(
+        update={
+            "steps": 30,
+            "warmup_steps": warmup,
+            "schedule": schedule,
+            "decay_steps": decay,
+            "final_learning_rate_share": share,
+        }
+    )
+    for step in range(30):
+        assert due_rate(step, params) == pytest.approx(learning_rate(step, params), abs=1e-12)
+
+
+def test_a_parameter_that_never_moved_is_named(open_run, failures):
+    subject = open_run("autoregressive")
+    fresh = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    initialise(subject.model, 3)
+    for name, parameter in subject.model.named_parameters():
+        if name != FROZEN:
+            parameter.data.copy_(fresh[name])
+    checks = check_updates(subject)
+    assert failures(checks) == ["every_trainable_parameter_moved"]
+    assert FROZEN in named(checks, "every_trainable_parameter_moved").measured
+
+
+def test_a_loss_that_rose_is_named_and_one_that_stood_still_is_not(open_run):
+    subject = open_run("autoregressive")
+    first = float(subject.loss_rows[0]["loss_nats"])
+    for factor, verdict in ((1.01, "pass"), (1.2, "fail")):
+        subject.loss_rows[-1]["loss_nats"] = str(first * factor)
+        assert check_loss(subject, "training_loss_did_not_rise").verdict == verdict
+
+
+def test_of_a_fork_nothing_is_compared_with_the_draw_of_its_seed(open_run):
+    subject = open_run("autoregressive")
+    parent = {"identity": "p", "step": 3, "model_sha256": "m"}
+    told = subject.state.identity.model_dump() | {"parent": parent}
+    identity = Identity.model_validate(told)
+    fork = replace(subject, state=subject.state.model_copy(update={"identity": identity}))
+    verdicts = {check.name: check.verdict for check in check_updates(fork)}
+    for name in ("every_trainable_parameter_moved", "training_loss_did_not_rise"):
+        assert verdicts.pop(name) == "not_measured"
+    assert set(verdicts.values()) == {"pass"}
+
+
+def test_a_rate_is_read_off_an_update_of_the_finished_state(open_run):
+    """Nobody is asked for it."""
+    subject = open_run("diffusion")
+    for step in (0, 2, 9):
+        (seen,) = drill(subject, steps=[step], passes=2, from_checkpoint=True)
+        due = learning_rate(step, subject.recipe.pretrain)
+        assert applied_rate(seen, subject.recipe.pretrain) == pytest.approx(due, rel=1e-3)
+        assert all(moments.n_updates == 12 for moments in seen.moments_before.values())
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "expected", "highest"),
+    [(12, 3, [1, 2, 3], 2), (12, 0, [0], 0), (1, 1, [0], 0), (5, 5, [2, 3, 4], 4), (2, 0, [0], 0)],
+)
+def test_drilled_steps_are_steps_of_the_run(open_run, steps, warmup, expected, highest):
+    subject = with_knobs(open_run("autoregressive"), steps=steps, warmup_steps=warmup)
+    assert drill_steps(subject) == expected
+    assert highest_step(subject) == highest
+
+
+def test_a_window_with_a_guess_is_drilled_where_there_is_one(open_run):
+    subject = open_run("diffusion")
+    found = []
+    for seed in range(30):
+        seeded = with_knobs(subject, seed=seed, windows_per_step=2)
+        numbers = drill_numbers(seeded)
+        assert len(set(numbers.tolist())) == 2
+        assert any(has_guess(seeded, int(number)) for number in numbers)
+        found.append(numbers.tolist() == [0, 1])
+    assert not all(found), "some seed must give the first two windows no guess"
+
+
+def test_a_large_window_is_drilled_in_few_rows():
+    recipe = SimpleNamespace(
+        layout=SimpleNamespace(window_tokens=4096),
+        pretrain=SimpleNamespace(windows_per_step=32, seed=1),
+        diffusion=None,
+    )
+    progress = SimpleNamespace(windows_consumed=64)
+    subject = SimpleNamespace(recipe=recipe, state=SimpleNamespace(progress=progress))
+    assert drill_numbers(subject).tolist() == [0, 1]  # pyright: ignore[reportArgumentType]
