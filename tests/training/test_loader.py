@@ -7,8 +7,7 @@ import pytest
 
 from canvaslm.corpus.batches import window_indices
 from canvaslm.corpus.windows import Windows
-from canvaslm.training.loader import open_reader
-from canvaslm.training.loop import gather, window_numbers
+from canvaslm.training.loader import gather, open_reader, window_numbers
 
 WORKERS = [0, 1, 2]
 

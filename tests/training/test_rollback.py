@@ -297,3 +297,21 @@ def test_a_rollback_puts_everything_back(tiny_recipe, shards, tmp_path, monkeypa
     assert len(seen[6]) == 1
     progress = read_state(tmp_path / "out").progress
     assert (progress.step, progress.windows_consumed) == (15, 60)
+
+
+def test_the_first_bad_step_is_explained_at_once_and_only_once(
+    tiny_recipe, shards, tmp_path, monkeypatch
+):
+    """The trace is there while the run goes on, and stays; another run's is removed."""
+    job = job_of(tiny_recipe(), shards, poison=windows_of(6, 9))
+    with pytest.raises(StoppedError):
+        finish(job, tmp_path, stop_after(8))
+    trace = tmp_path / "reports" / "nonfinite"
+    told = json.loads((trace / "trace.json").read_text())
+    assert (told["step"], told["cause"]) == (6, "loss is nan")
+    written = {path.name: path.read_bytes() for path in trace.iterdir()}
+    monkeypatch.setattr(Learner, "explain", pytest.fail)
+    finish(job, tmp_path)
+    assert {path.name: path.read_bytes() for path in trace.iterdir()} == written
+    finish(job_of(tiny_recipe(seed=5), shards), tmp_path)
+    assert not trace.exists()

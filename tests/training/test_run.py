@@ -16,7 +16,8 @@ from canvaslm.training import learner as learner_room
 from canvaslm.training import run as run_room
 from canvaslm.training.identity import identity_name
 from canvaslm.training.learner import Learner
-from canvaslm.training.loop import advance, start, window_numbers
+from canvaslm.training.loader import window_numbers
+from canvaslm.training.loop import advance, start
 from canvaslm.training.plan import learning_rate
 from canvaslm.training.run_state import open_run
 from runs import OUTS, StoppedError, finish, folder, job_of, loss_rows, stop_after

@@ -13,7 +13,8 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import count_parameters
 from canvaslm.training.job import Job, make_job
 from canvaslm.training.learner import Learner
-from canvaslm.training.loop import advance, gather, start, window_numbers
+from canvaslm.training.loader import gather, window_numbers
+from canvaslm.training.loop import advance, start
 from canvaslm.training.memory import estimate_memory, refuse_what_does_not_fit
 from canvaslm.training.plan import Recipe
 

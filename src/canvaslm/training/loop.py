@@ -6,18 +6,17 @@ and its learning rate all follow from the step's number, so there is nothing els
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from canvaslm.checkpoint import save_checkpoint
 from canvaslm.checkpoint_state import Progress, SkippedStep
-from canvaslm.corpus.batches import window_indices
 from canvaslm.corpus.windows import Windows
 from canvaslm.layout import Layout
 from canvaslm.reporting.progress import Track
 from canvaslm.training.guard import MARKED, is_bad
 from canvaslm.training.learner import Learner
+from canvaslm.training.loader import Reader, open_reader
 from canvaslm.training.plan import PretrainParams, learning_rate
 from canvaslm.training.rollback import find_trouble, roll_back
 from canvaslm.training.run_state import RunState, StepRecord
@@ -30,17 +29,13 @@ class _Run:
     """What stays the same from the first step to the last."""
 
     learner: Learner
-    windows: Windows
+    reader: Reader
     state: RunState
     params: PretrainParams
     layout: Layout
     identity: dict[str, object]
     flops_per_window: float
-
-    def windows_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids (W, T) of a step's windows and their run numbers (W,)."""
-        numbers = window_numbers(step, self.params.windows_per_step)
-        return gather(self.windows, numbers, self.params.seed), numbers
+    on_trace: Callable[[], None]
 
 
 def train(
@@ -53,6 +48,7 @@ def train(
     layout: Layout,
     identity: dict[str, object],
     flops_per_window: float,
+    on_trace: Callable[[], None],
     track: Track,
 ) -> Progress:
     """Train from ``progress`` to the last step, with a checkpoint every so often and at the end.
@@ -66,32 +62,35 @@ def train(
         layout: the shape of a window.
         identity: what run this is; written into each checkpoint.
         flops_per_window: forward and backward operations for one window.
+        on_trace: called when the run's first bad step has been explained in the run's folder.
         track: shows how far the loop is.
 
     Raises:
         GateClosedError: the run cannot go on and has gone back too often, or has no checkpoint.
     """
-    run = _Run(
-        learner=learner,
-        windows=windows,
-        state=state,
-        params=params,
-        layout=layout,
-        identity=identity,
-        flops_per_window=flops_per_window,
-    )
-    while progress.step < params.steps:
-        progress, trouble = _train_on(run, progress, track)
-        if trouble is not None:
-            progress = roll_back(
-                learner,
-                state,
-                progress=progress,
-                cause=trouble,
-                windows_of=run.windows_of,
-                identity=identity,
-                params=params,
-            )
+    with open_reader(windows, params) as reader:
+        run = _Run(
+            learner=learner,
+            reader=reader,
+            state=state,
+            params=params,
+            layout=layout,
+            identity=identity,
+            flops_per_window=flops_per_window,
+            on_trace=on_trace,
+        )
+        while progress.step < params.steps:
+            progress, trouble = _train_on(run, progress, track)
+            if trouble is not None:
+                progress = roll_back(
+                    learner,
+                    state,
+                    progress=progress,
+                    cause=trouble,
+                    windows_of=reader.read,
+                    identity=identity,
+                    params=params,
+                )
     return progress
 
 
@@ -104,6 +103,9 @@ def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, st
         record = _take_step(run, step, is_marked=step in progress.marked)
         progress = advance(progress, record, params, run.layout, run.flops_per_window)
         _tell(record, progress, params)
+        if is_bad(record.cause) and not run.state.trace.exists():
+            run.learner.explain(step, *run.reader.read(step)).write(run.state.trace)
+            run.on_trace()
         to_save |= progress.step % params.save_every == 0 or progress.step == params.steps
         # In the middle of bad steps a checkpoint would stand behind what a rollback has to mark.
         saves_now = to_save and (not is_bad(record.cause) or progress.step == params.steps)
@@ -116,17 +118,6 @@ def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, st
             to_save = False
             _save(run, progress)
     return progress, None
-
-
-def window_numbers(step: int, windows_per_step: int) -> np.ndarray:
-    """The run's window numbers of optimiser step ``step``: (W,) int64."""
-    return np.arange(step * windows_per_step, (step + 1) * windows_per_step, dtype=np.int64)
-
-
-def gather(windows: Windows, numbers: np.ndarray, seed: int) -> np.ndarray:
-    """The ids (W, T) of the windows with these run numbers."""
-    indices = window_indices(int(numbers[0]), len(numbers), seed=seed, n_windows=len(windows))
-    return windows.gather(indices)
 
 
 def start() -> Progress:
@@ -172,7 +163,7 @@ def _take_step(run: _Run, step: int, *, is_marked: bool) -> StepRecord:
             step=step, nats=None, targets=0, gradient_norm=None, learning_rate=rate, cause=MARKED
         )
     else:
-        record = run.learner.take_step(step, *run.windows_of(step))
+        record = run.learner.take_step(step, *run.reader.read(step))
     run.state.record(record, seconds=time.perf_counter() - started_at)
     return record
 

@@ -65,7 +65,7 @@ def pretrain(
             state.roll_back(job.recipe.pretrain.steps)
         else:
             try:
-                _train(job, state, latest, origin, track)
+                _train(job, state, latest, origin, reports, track)
             except GateClosedError as closed:
                 _report(job, state, reports, closed=str(closed))
                 raise
@@ -89,7 +89,9 @@ def _read_step(checkpoint: Path) -> int:
     return read_state(checkpoint).progress.step
 
 
-def _train(job: Job, state: RunState, latest: Path | None, origin: Origin, track: Track) -> None:
+def _train(
+    job: Job, state: RunState, latest: Path | None, origin: Origin, reports: Path, track: Track
+) -> None:
     """Build the learner, put it where the latest checkpoint says, and train to the end."""
     device = pick_device(job.recipe.pretrain.device)
     _log.info("estimated peak memory: %s", refuse_what_does_not_fit(job.recipe, device))
@@ -114,6 +116,7 @@ def _train(job: Job, state: RunState, latest: Path | None, origin: Origin, track
         layout=job.recipe.layout,
         identity=job.identity,
         flops_per_window=job.flops_per_window,
+        on_trace=lambda: _copy_notes(state, reports),
         track=track,
     )
 
