@@ -14,6 +14,7 @@ from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.objective.targets import LossSum
 from canvaslm.randomness import stream
+from canvaslm.training import trace_ring
 from canvaslm.training.learner import Learner
 from canvaslm.training.trace_values import sample, summarise
 
@@ -524,8 +525,23 @@ def test_statistics_are_over_the_finite_values(values, abs_max, mean, n_nonfinit
         ((), (1,)),
     ],
 )
-def test_a_sample_is_small_and_its_own_memory(shape, expected):
-    values = torch.randn(shape)
-    taken = sample(values)
-    assert taken.shape == expected
-    assert taken.untyped_storage().nbytes() == taken.numel() * 4
+def test_a_sample_is_a_few_positions_of_the_first_windows(shape, expected):
+    assert sample(torch.randn(shape)).shape == expected
+
+
+def test_samples_take_memory_once_and_use_it_again(tiny_recipe, windows):
+    """Copies that outlive their step would scatter over the heap and let it grow threefold."""
+    learner = make_learner(tiny_recipe(trace_steps=2))
+    ring, places = learner._ring, []
+    for step in range(6):
+        train(learner, windows, [step])
+        rooms = [*ring._kept, *ring._free]
+        places.append(sorted(block.data_ptr() for room in rooms for block in room._blocks))
+    assert len(places[0]) == 3
+    assert all(each == places[0] for each in places)
+
+
+def test_samples_that_need_more_memory_get_it(tiny_recipe, windows, monkeypatch):
+    whole = explain(tiny_recipe(), windows, spoil_weight)
+    monkeypatch.setattr(trace_ring, "_BLOCK", 100)  # below some samples, above others
+    assert explain(tiny_recipe(), windows, spoil_weight) == whole

@@ -61,7 +61,7 @@ class PretrainParams(Params):
     save_every: int = Field(ge=1, description="optimiser steps between checkpoints")
     trace_steps: int = Field(
         ge=0,
-        le=1000,
+        le=100,
         description="good steps of which samples are kept in memory, to be shown when one is bad",
     )
     keep_last: int | None = Field(
