@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from canvaslm.checkpoint import restore, save_checkpoint
+from canvaslm.checkpoint_state import Progress
 from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.objective.targets import LossSum
+from canvaslm.training.job import make_job
 from canvaslm.training.learner import Learner
 
 CPU = torch.device("cpu")
@@ -155,6 +158,36 @@ def test_bad_step_changes_nothing(tiny_recipe, windows, kind, factor, cause):
     assert_same_state(before, state_of(learner))
 
 
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        (math.inf, "gradient norm is inf"),
+        (math.nan, "gradient norm is nan"),
+        (1e30, "gradient norm is inf"),  # finite by itself; its square overflows float32
+    ],
+)
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_one_bad_gradient_at_step_five_changes_nothing(tiny_recipe, windows, kind, value, cause):
+    """BR-40: one value of one gradient; the cause has the norm before clipping."""
+    learner = make_learner(tiny_recipe(kind))
+    for step in range(5):
+        learner.take_step(step, windows[:4], np.arange(4 * step, 4 * step + 4))
+    before = state_of(learner)
+
+    def spoil(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[3] = value
+        return gradient
+
+    handle = learner.model.get_parameter("blocks.0.attention.value.weight").register_hook(spoil)
+    record = learner.take_step(5, windows[4:8], np.arange(20, 24))
+    handle.remove()
+    assert (record.cause, record.nats, record.gradient_norm) == (cause, None, None)
+    assert_same_state(before, state_of(learner))
+    assert learner.take_step(6, windows[:4], np.arange(24, 28)).cause == ""
+    assert all(bool(value.isfinite().all()) for value in state_of(learner)[0].values())
+
+
 def test_step_after_a_bad_one_is_the_step_that_would_have_been_without_it(tiny_recipe, windows):
     poisoned = make_learner(tiny_recipe(), lambda inner: Scaled(inner, {5: math.nan}))
     plain = make_learner(tiny_recipe())
@@ -181,6 +214,53 @@ def test_bfloat16_arithmetic_reaches_every_parameter(tiny_recipe, windows):
     for name, parameter in learner.model.named_parameters():
         assert parameter.dtype == torch.float32
         assert bool(grad_of(parameter).any()), f"{name} got no gradient"
+
+
+def test_restored_weights_are_seen_at_once_in_one_autocast_region(
+    tiny_recipe, windows, shards, tmp_path
+):
+    """BR-34: after an update, and after a rollback, a pass is that of a fresh learner.
+
+    An enclosing region keeps its cache of cast weights; ours must not fill or read it.
+    """
+    recipe = tiny_recipe(precision="bfloat16")
+    job = make_job(recipe, shards=shards, code_digest="c")
+    progress = Progress(
+        step=1,
+        windows_consumed=4,
+        tokens=64,
+        flops=4 * job.flops_per_window,
+        skipped=(),
+        rollbacks=(),
+    )
+    learner, fresh = (make_learner(recipe) for _ in range(2))
+
+    def save(root):
+        return save_checkpoint(
+            root,
+            model=learner.model,
+            optimizer=learner.optimizer,
+            progress=progress,
+            identity=job.identity,
+            keep_last=None,
+        )
+
+    found = []
+    with torch.autocast("cpu", torch.bfloat16):
+        learner.take_step(0, windows[:4], np.arange(4))
+        early = save(tmp_path / "early")
+        found.append(learner._loss(windows[:4], np.arange(4)).nats.item())
+        learner.take_step(1, windows[:4], np.arange(4, 8))
+        late = save(tmp_path / "late")
+        found.append(learner._loss(windows[:4], np.arange(4)).nats.item())
+        restore(early, model=learner.model, optimizer=learner.optimizer)
+        found.append(learner._loss(windows[:4], np.arange(4)).nats.item())
+    expected = []
+    for directory in (early, late, early):
+        restore(directory, model=fresh.model, optimizer=fresh.optimizer)
+        expected.append(fresh._loss(windows[:4], np.arange(4)).nats.item())
+    assert found == expected
+    assert found[0] == found[2] != found[1]
 
 
 def test_two_learners_of_one_seed_are_equal_and_of_two_seeds_are_not(tiny_recipe):
