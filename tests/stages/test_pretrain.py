@@ -1,5 +1,6 @@
 """Does the stage train from the command line, survive kill -9, and say what is wrong?"""
 
+import json
 import os
 import signal
 import subprocess
@@ -180,3 +181,60 @@ def test_a_killed_run_goes_on_to_the_bytes_of_a_straight_one(
     assert status == 0, err
     assert "resumed at step" in err
     assert _outs(torn, "diffusion") == _outs(straight, "diffusion")
+
+
+@pytest.mark.slow
+def test_a_second_trainer_is_refused_while_the_first_lives_and_takes_over_when_it_is_dead(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    """Three real processes; the second names the first by process id and start time."""
+    place = _lay(tmp_path / "run", decodable, steps=20_000, save_every=2)
+    first = _start(place, "autoregressive")
+    third = None
+    try:
+        _wait_for_a_checkpoint(first, place)
+        status, _, err = _run(place, "autoregressive")
+        assert status == 2
+        told = err.strip().splitlines()[-1]
+        assert f"expected to be the only trainer of this run, got process {first.pid} star" in told
+        first.kill()
+        first.communicate()
+        third = _start(place, "autoregressive")
+        assert third.stderr is not None
+        heard = []
+        for line in third.stderr:
+            heard.append(line)
+            if "resumed at step" in line:
+                break
+        assert "resumed at step" in heard[-1], heard
+    finally:
+        for process in filter(None, (first, third)):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_a_run_of_other_settings_is_refused_and_forked_on_purpose(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    """One line, exit 2, the table above it; the fork names its parent and has its own folder."""
+    place = _lay(tmp_path / "run", decodable)
+    assert _run(place, "autoregressive")[0] == 0
+    (run,) = (place / ".work/pretrain").iterdir()
+    other = _lay(tmp_path / "other", decodable, learning_rate=0.5)
+    status, _, err = _run(other, "autoregressive", f"--resume={run}")
+    *table, told = err.strip().splitlines()
+    assert status == 2
+    assert "pretrain.learning_rate: " in told
+    assert f"--fork {run}/checkpoints/step_00000004" in told
+    assert any(line.split()[:1] == ["pretrain.learning_rate"] for line in table)
+    assert not (other / ".work").exists()
+    parent = place / "checkpoints" / "autoregressive"
+    status, _, err = _run(other, "autoregressive", f"--fork={parent}")
+    assert status == 0, err
+    metrics = json.loads((other / "reports/pretrain/autoregressive/metrics.json").read_text())
+    assert (metrics["parent"]["identity"], metrics["parent"]["step"]) == (run.name, 4)
+    moved = _lay(tmp_path / "moved", decodable)
+    status, _, err = _run(moved, "autoregressive", f"--resume={run}")
+    assert status == 0, err
+    assert _outs(moved, "autoregressive") == _outs(place, "autoregressive")
