@@ -181,16 +181,18 @@ def test_a_run_whose_gate_closes_reports_first(tiny_recipe, shards, tmp_path):
     assert (metrics["verdict"], metrics["verdict_reason"]) == ("pass", "")
 
 
-@pytest.mark.parametrize("bad_step", [4, 14])
-def test_a_bad_step_is_caught_where_a_checkpoint_or_the_end_is_due(
+@pytest.mark.parametrize("bad_step", [3, 4, 9, 14])
+def test_a_bad_step_is_caught_where_a_row_a_checkpoint_or_the_end_is_due(
     tiny_recipe, shards, tmp_path, bad_step
 ):
-    """BR-50: steps 4 and 14 are saved, 14 is the last and is logged."""
+    """BR-50: step 3 is logged, 4 is saved, 9 is both, 14 is the last and is both."""
     job = job_of(tiny_recipe(), shards, poison=[4 * bad_step])
     finish(job, tmp_path)
     model = load_model(tmp_path / "out")
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
     assert sum(int(row["skipped_steps"]) for row in loss_rows(tmp_path)) == 1
+    skipped = read_state(tmp_path / "out").progress.skipped
+    assert [(item.step, item.cause) for item in skipped] == [(bad_step, "loss is nan")]
 
 
 def test_only_the_asked_number_of_checkpoints_stays(tiny_recipe, shards, tmp_path):
