@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop
 SETUP := .venv/.ready
 
-.PHONY: help setup check test repro verdicts profile knobs measured bench kill-test mend clean forget
+.PHONY: help setup check test repro verdicts doctor profile knobs measured bench kill-test mend clean forget
 
 help: ## show what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -35,6 +35,9 @@ repro: $(SETUP) ## run the pipeline: only what changed runs
 
 verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fail
 	python stages/print_verdicts.py
+
+doctor: $(SETUP) ## try the first test of every symptom on your own run; name the first that fails
+	python stages/doctor.py
 
 profile: $(SETUP) ## write params.yaml from a profile: make profile NAME=ci|markov|laptop|cpu_small|gpu_343m
 	python stages/compose_profile.py --name $(NAME)

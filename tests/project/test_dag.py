@@ -19,6 +19,7 @@ OUTSIDE = {  # stages/ that no pipeline runs
     "check_floor",
     "clear_runs",
     "compose_profile",
+    "doctor",
     "generate",
     "list_knobs",
     "mend",

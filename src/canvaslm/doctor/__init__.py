@@ -1,0 +1,1 @@
+"""What is wrong with the user's own run, and what comes first?"""

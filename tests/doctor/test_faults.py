@@ -1,0 +1,256 @@
+"""Does each probe fail on a fault that was planted for it, and is it named before all others?"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import canvaslm.checkpoint
+import canvaslm.loss
+import canvaslm.model.backbone
+import canvaslm.run_audit.rehearsal
+from canvaslm.corpus.fetch import hash_file
+from canvaslm.doctor.examination import PROBES, examine
+from canvaslm.doctor.patient import Places
+from canvaslm.doctor.probe import Finding
+from canvaslm.doctor.table import conclude
+from canvaslm.errors import GateClosedError
+from canvaslm.model.kv_cache import KVCache
+from canvaslm.model.self_conditioning import SelfConditioning
+from canvaslm.reporting.files import write_json
+from canvaslm.sampling.sampler import CanvasSampler
+
+Change = Callable[..., None]
+Patch = pytest.MonkeyPatch
+HELD: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    yield
+    while HELD:
+        os.close(HELD.pop())
+
+
+def first_failure(places: Places, objective: Any = "diffusion") -> Finding:
+    """The first finding that failed; what comes after it is not carried out."""
+    findings = examine(places, (objective,), announce=lambda text: None)
+    return next(finding for finding in findings if finding.verdict == "fail")
+
+
+def misspell_a_knob(places: Places, change: Change, patch: Patch) -> None:
+    change(places, "pretrain", lerning_rate=0.1)
+
+
+def cut_a_shard(places: Places, change: Change, patch: Patch) -> None:
+    shard = places.shards / "train" / "shard_00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+
+
+def flip_a_bit_of_a_shard(places: Places, change: Change, patch: Patch) -> None:
+    shard = places.shards / "val" / "shard_00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[7] ^= 1
+    shard.write_bytes(content)
+
+
+def lose_the_manifest(places: Places, change: Change, patch: Patch) -> None:
+    (places.shards / "manifest.json").unlink()
+
+
+def pack_an_id_beyond_the_vocabulary(places: Places, change: Change, patch: Patch) -> None:
+    """As a packer does that has another tokenizer: the manifest fits the bytes."""
+    shard, manifest = places.shards / "train" / "shard_00000.bin", places.shards / "manifest.json"
+    ids = np.fromfile(shard, dtype="<u2")
+    ids[3] = 300
+    ids.tofile(shard)
+    content = json.loads(manifest.read_text())
+    content["splits"]["train"][0]["sha256"] = hash_file(shard)
+    write_json(manifest, content)
+
+
+def ask_for_longer_windows_than_there_is_text(places: Places, change: Change, patch: Patch) -> None:
+    change(places, "layout", canvases_per_window=1000)
+
+
+def edit_the_code(places: Places, change: Change, patch: Patch) -> None:
+    """The fingerprint is of the code before."""
+    before = {"stage": "pretrain", "files": {}, "packages": {}, "digest": "0" * 64}
+    write_json(places.reports / "code" / "pretrain.json", before)
+
+
+def widen_the_params(places: Places, change: Change, patch: Patch) -> None:
+    change(places, "model", width=32)
+
+
+def take_the_memory_away(places: Places, change: Change, patch: Patch) -> None:
+    patch.setattr("canvaslm.training.memory.available_bytes", lambda device: 1 << 20)
+
+
+def hold_the_lock(places: Places, change: Change, patch: Patch) -> None:
+    for lock in places.work.glob("*/lock"):
+        lock.write_text("process 4711 started at 2024-05-01T00:00:00Z\n")
+        HELD.append(os.open(lock, os.O_RDWR))
+        fcntl.flock(HELD[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def flip_a_bit_of_a_checkpoint(places: Places, change: Change, patch: Patch) -> None:
+    for file in places.work.glob("*/checkpoints/step_00000004/model.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+
+
+def leave_half_a_final_checkpoint(places: Places, change: Change, patch: Patch) -> None:
+    (places.checkpoints / "diffusion" / "optimizer.safetensors").unlink()
+
+
+def lose_a_step_of_the_log(places: Places, change: Change, patch: Patch) -> None:
+    for log in places.work.glob("*/steps.csv"):
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join([*lines[:2], *lines[3:]]))
+
+
+def cut_the_report_of_the_loss(places: Places, change: Change, patch: Patch) -> None:
+    curve = places.reports / "pretrain" / "diffusion" / "loss.csv"
+    curve.write_text("".join(curve.read_text().splitlines(keepends=True)[:-1]))
+
+
+def have_gone_back(places: Places, change: Change, patch: Patch) -> None:
+    report = places.reports / "pretrain" / "diffusion"
+    metrics = json.loads((report / "metrics.json").read_text())
+    write_json(report / "metrics.json", metrics | {"bad_steps": 5, "rollbacks": 1})
+    trace = {"step": 3, "first_place": "the output of blocks.0 in the noisy stream"}
+    write_json(report / "nonfinite" / "trace.json", trace)
+
+
+def draw_from_no_stream(places: Places, change: Change, patch: Patch) -> None:
+    """Weights that a global generator makes a little different each time."""
+    plain = canvaslm.run_audit.rehearsal.fresh_learner
+
+    def fresh_learner(subject: Any) -> Any:
+        learner = plain(subject)
+        with torch.no_grad():
+            for parameter in learner.model.parameters():
+                parameter.add_(torch.rand_like(parameter), alpha=1e-6)
+        return learner
+
+    patch.setattr("canvaslm.doctor.arithmetic.fresh_learner", fresh_learner)
+
+
+def change_a_knob_after_the_training(places: Places, change: Change, patch: Patch) -> None:
+    change(places, "pretrain", weight_decay=0.05)
+
+
+def lose_the_optimiser_on_resume(places: Places, change: Change, patch: Patch) -> None:
+    plain = canvaslm.checkpoint._copy_into
+
+    def copy_into(targets: dict[str, Any], stored: dict[str, Any]) -> None:
+        plain({name: x for name, x in targets.items() if "exp_avg" not in name}, stored)
+
+    patch.setattr("canvaslm.checkpoint._copy_into", copy_into)
+
+
+def stretch_the_logits_of_a_chunk(places: Places, change: Change, patch: Patch) -> None:
+    plain = canvaslm.loss._product
+    patch.setattr("canvaslm.loss._product", lambda a, b, dtype: 1.01 * plain(a, b, dtype))
+
+
+def add_the_guess_itself(places: Places, change: Change, patch: Patch) -> None:
+    def forward(self: SelfConditioning, guess: Any, has_guess: Any) -> Any:
+        return self.projection(guess) + guess
+
+    patch.setattr(SelfConditioning, "forward", forward)
+
+
+def let_a_canvas_read_its_answer(places: Places, change: Change, patch: Patch) -> None:
+    """As ``>=`` for ``>`` does, where the clean copy is that of the canvas itself."""
+    plain = canvaslm.model.backbone.canvas_attention
+
+    def attend(*args: Any, canvas_tokens: int, start: int) -> Any:
+        ahead = canvas_tokens if start == 0 else 0
+        return plain(*args, canvas_tokens=canvas_tokens, start=start + ahead)
+
+    patch.setattr("canvaslm.model.backbone.canvas_attention", attend)
+
+
+def read_other_values_from_the_cache(places: Places, change: Change, patch: Patch) -> None:
+    plain = KVCache.keys_values
+
+    def keys_values(self: KVCache, layer: int) -> Any:
+        keys, values = plain(self, layer)
+        return keys, -values
+
+    patch.setattr(KVCache, "keys_values", keys_values)
+
+
+def decode_at_one_time_only(places: Places, change: Change, patch: Patch) -> None:
+    plain = CanvasSampler._look
+    patch.setattr(
+        CanvasSampler, "_look", lambda self, state, cache, step: plain(self, state, cache, 0)
+    )
+
+
+def cite_what_is_gone(places: Places, change: Change, patch: Patch) -> None:
+    (places.root / "docs" / "gone.md").write_text("See `src/canvaslm/loss.py:gone`.\n")
+
+
+FAULTS: dict[Callable[[Places, Change, Patch], None], tuple[str, str]] = {
+    misspell_a_knob: ("params_are_valid", "lerning_rate"),
+    cut_a_shard: ("shards_are_whole", "train/shard_00000.bin"),
+    flip_a_bit_of_a_shard: ("shards_are_whole", "val/shard_00000.bin"),
+    lose_the_manifest: ("shards_are_whole", "incomplete dataset"),
+    pack_an_id_beyond_the_vocabulary: ("ids_are_in_range", "ids up to 300, vocabulary 280"),
+    ask_for_longer_windows_than_there_is_text: ("windows_fit", "window of 4000 tokens"),
+    edit_the_code: ("fingerprints_are_fresh", "pretrain"),
+    widen_the_params: ("shapes_agree", "model.width: 16 -> 32"),
+    take_the_memory_away: ("run_fits_into_memory", "0.00 GiB free"),
+    hold_the_lock: ("nobody_trains_it", "process 4711"),
+    flip_a_bit_of_a_checkpoint: ("run_is_whole", "step_00000004/model.safetensors"),
+    leave_half_a_final_checkpoint: ("run_is_whole", "optimizer.safetensors"),
+    lose_a_step_of_the_log: ("run_is_whole", "steps.csv"),
+    cut_the_report_of_the_loss: ("run_is_whole", "does not end at step 5"),
+    have_gone_back: ("every_step_was_finite", "the output of blocks.0 in the noisy stream"),
+    draw_from_no_stream: ("equal_runs_agree", "parameters differ"),
+    change_a_knob_after_the_training: ("run_is_of_these_inputs", "pretrain.weight_decay: 0.1 ->"),
+    lose_the_optimiser_on_resume: ("resume_changes_no_bit", "optimizer_state_survives"),
+    stretch_the_logits_of_a_chunk: ("chunked_loss_is_the_loss", "nats off by"),
+    add_the_guess_itself: ("fresh_guess_adds_nothing", "values differ"),
+    let_a_canvas_read_its_answer: ("answers_are_unseen", "own_clean_copy_is_unseen"),
+    read_other_values_from_the_cache: ("cache_agrees_with_window", "cached_decoding_agrees"),
+    decode_at_one_time_only: ("decoding_sees_what_training_sees", "time 1 at step 1 for 0.667"),
+    cite_what_is_gone: ("docs_cite_what_exists", "docs/gone.md:1"),
+}
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_the_first_that_fails(
+    project: Places,
+    change_params: Change,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    plant: Callable[[Places, Change, Patch], None],
+) -> None:
+    probe, told = FAULTS[plant]
+    if plant is cite_what_is_gone:
+        shutil.copytree(project.root, tmp_path / "checkout")
+        project = replace(project, root=tmp_path / "checkout")
+    plant(project, change_params, monkeypatch)
+    found = first_failure(project)
+    assert (found.probe, found.verdict) == (probe, "fail"), found
+    assert told in found.measured
+    assert found.next_step
+    with pytest.raises(GateClosedError, match=probe):
+        conclude([found])
+
+
+def test_each_probe_has_a_fault_that_it_was_seen_to_find() -> None:
+    assert {probe for probe, _ in FAULTS.values()} == {probe.name for probe in PROBES}
