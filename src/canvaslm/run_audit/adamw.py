@@ -23,7 +23,7 @@ def applied_rate(seen: StepSeen, params: PretrainParams) -> float:
     """
     along = length = 0.0
     for name, weight in seen.before.items():
-        if name not in seen.moments_after:
+        if name not in seen.moments_after or seen.gradients[name] is None:
             continue
         direction = _ratio(seen, name, params) + due_decay(name, weight, params) * weight.double()
         along -= float((_moved(seen, name) * direction).sum())

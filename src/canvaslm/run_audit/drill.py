@@ -6,7 +6,7 @@ worked out elsewhere from these.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ def drill(
     max_norm: float = _NO_CLIPPING,
     from_checkpoint: bool = False,
     objective: Objective | None = None,
-) -> list[StepSeen]:
+) -> Iterator[StepSeen]:
     """Take steps one after the other, all on the same windows.
 
     Args:
@@ -96,7 +96,8 @@ def drill(
     learner = Learner(recipe, objective or subject.job.objective, torch.device("cpu"))
     if from_checkpoint:
         restore(subject.checkpoint, model=learner.model, optimizer=learner.optimizer)
-    return [_see(learner, step, windows, numbers) for step in steps]
+    for step in steps:
+        yield _see(learner, step, windows, numbers)
 
 
 def drill_steps(subject: Subject) -> list[int]:

@@ -12,7 +12,8 @@ from canvaslm.model.shape import ModelParams
 from canvaslm.objective.targets import LossSum
 from canvaslm.run_audit.adamw import norm
 from canvaslm.run_audit.check import Check, decide
-from canvaslm.run_audit.drill import StepSeen, drill, drill_numbers
+from canvaslm.run_audit.digest import Digest, Drilled, digest_all
+from canvaslm.run_audit.drill import drill, drill_numbers
 from canvaslm.run_audit.own_loss import has_guess
 from canvaslm.run_audit.subject import Subject
 from canvaslm.training.learner import Objective
@@ -29,7 +30,7 @@ _CUT = (
 )
 
 
-def check_reach(subject: Subject, steps: Sequence[StepSeen], name: str) -> Check:
+def check_reach(subject: Subject, steps: Sequence[Digest], name: str) -> Check:
     """Every parameter asks for a gradient, gets one that is not 0, and is listed once to be moved.
 
     Args:
@@ -37,21 +38,18 @@ def check_reach(subject: Subject, steps: Sequence[StepSeen], name: str) -> Check
         steps: drilled steps; one gradient in any of them is enough.
         name: of the check.
     """
-    without: dict[str, str] = {}
-    for parameter in steps[0].before:
-        fault = _fault(parameter, steps)
-        if fault is not None:
-            without[parameter] = fault
-    excused = _without_guess(subject) if without else set()
+    faults = {parameter: _fault(parameter, steps) for parameter in steps[0].norms}
+    without = {parameter: fault for parameter, fault in faults.items() if fault is not None}
+    excused = without.keys() & _without_guess(subject)
     missing = {key: told for key, told in without.items() if key not in excused}
-    n_due = len(steps[0].before) - len(excused & set(without))
+    n_due = len(faults) - len(excused)
     told = "; ".join(f"{key} {fault}" for key, fault in list(missing.items())[:_SHOWN])
     return decide(
         "updates",
         name,
         holds=not missing,
         measured=f"{n_due - len(missing)} of {n_due} parameters in {len(steps)} steps"
-        + (f"; {told}" if missing else f", {_smallest(steps)}"),
+        + (f"; {told}" if missing else f", {_spread(steps[-1])}"),
         expected="every parameter is trainable, listed once by the optimiser, and has a gradient "
         "other than 0 in one of the steps"
         + (", but for the guess's projection, since no window has a guess" if excused else ""),
@@ -59,23 +57,23 @@ def check_reach(subject: Subject, steps: Sequence[StepSeen], name: str) -> Check
     )
 
 
-def check_finite(steps: Sequence[StepSeen], name: str) -> Check:
+def check_finite(steps: Sequence[Digest], name: str) -> Check:
     """No gradient of any parameter holds NaN or infinity; norms as they are before clipping."""
     broken = sorted(
         {
             parameter
-            for seen in steps
-            for parameter, gradient in seen.gradients.items()
-            if gradient is not None and not bool(torch.isfinite(gradient).all())
+            for step in steps
+            for parameter, size in step.norms.items()
+            if size is not None and not math.isfinite(size)
         }
     )
-    causes = [seen.record.cause for seen in steps if seen.record.cause]
-    norms = [seen.record.gradient_norm for seen in steps if seen.record.gradient_norm is not None]
+    causes = [step.record.cause for step in steps if step.record.cause]
+    norms = [step.record.gradient_norm for step in steps if step.record.gradient_norm is not None]
     told = f"norms before clipping {min(norms):.3g} to {max(norms):.3g}" if norms else "no norm"
     if broken:
         told += f"; not finite: {', '.join(broken[:_SHOWN])}"
     if causes:
-        told += f"; a step was refused: {causes[0]}"
+        told += f"; a step was refused, first since its {causes[0]}"
     return decide(
         "updates",
         name,
@@ -87,13 +85,19 @@ def check_finite(steps: Sequence[StepSeen], name: str) -> Check:
     )
 
 
-def check_accumulation(subject: Subject, whole: StepSeen, cut: StepSeen, name: str) -> Check:
+def check_accumulation(subject: Subject, whole: Drilled, cut: Drilled, name: str) -> Check:
     """One pass over n windows, or n passes over one: the same sums, divided once.
 
     It is tried on the windows as they are, and with some of them counted three times, so that a
     mean of means could not pass for the mean.
+
+    Args:
+        subject: the run.
+        whole: a drill of one pass for each step.
+        cut: the same drill, a pass for each window.
+        name: of the check.
     """
-    n = len(drill_numbers(subject))
+    n, params = len(drill_numbers(subject)), subject.recipe.pretrain
     if n < 2:
         return Check(
             group="updates",
@@ -103,11 +107,12 @@ def check_accumulation(subject: Subject, whole: StepSeen, cut: StepSeen, name: s
             verdict="not_measured",
             first_test=_CUT,
         )
-    uneven, step = _Uneven(subject.job.objective), whole.record.step
-    few, many = (drill(subject, steps=[step], passes=k, objective=uneven)[0] for k in (2, n))
+    uneven, steps = _Uneven(subject.job.objective), [whole.steps[0].record.step]
+    drills = [drill(subject, steps=steps, passes=k, objective=uneven) for k in (2, n)]
+    few, many = (digest_all(steps_seen, params) for steps_seen in drills)
     pairs = [(whole, cut), (few, many)]
-    gap = max(_gap(*pair) for pair in pairs)
-    targets = [(a.record.targets, b.record.targets) for a, b in pairs]
+    gap = max(_gap(a.gradients, b.gradients) for a, b in pairs)
+    targets = [(a.steps[0].record.targets, b.steps[0].record.targets) for a, b in pairs]
     return decide(
         "updates",
         name,
@@ -140,18 +145,16 @@ class _Uneven:
         return self._inner.flops_per_window(params)
 
 
-def _fault(parameter: str, steps: Sequence[StepSeen]) -> str | None:
+def _fault(parameter: str, steps: Sequence[Digest]) -> str | None:
     """What keeps a parameter from being learned, in words."""
     if not steps[0].trainable[parameter]:
         return "asks for no gradient"
     if steps[0].n_listed[parameter] != 1:
         return f"is listed {steps[0].n_listed[parameter]} times by the optimiser"
-    gradients = [seen.gradients[parameter] for seen in steps]
-    if all(gradient is None for gradient in gradients):
+    norms = [step.norms[parameter] for step in steps]
+    if all(size is None for size in norms):
         return "has no gradient"
-    if not any(gradient is not None and bool(gradient.any()) for gradient in gradients):
-        return "has a gradient of exactly 0"
-    return None
+    return None if any(norms) else "has a gradient of exactly 0"
 
 
 def _without_guess(subject: Subject) -> set[str]:
@@ -162,27 +165,22 @@ def _without_guess(subject: Subject) -> set[str]:
     return {name for name in names if name.startswith("self_conditioning.")}
 
 
-def _smallest(steps: Sequence[StepSeen]) -> str:
-    """The parameter with the smallest gradient, and the largest, in the last step."""
-    norms = {
-        name: float(gradient.double().norm())
-        for name, gradient in steps[-1].gradients.items()
-        if gradient is not None
+def _spread(step: Digest) -> str:
+    """The parameters with the smallest and the largest gradient."""
+    finite = {
+        name: size for name, size in step.norms.items() if size is not None and math.isfinite(size)
     }
-    finite = {name: value for name, value in norms.items() if math.isfinite(value)}
     if not finite:
         return "none of them finite"
     low, high = min(finite, key=finite.__getitem__), max(finite, key=finite.__getitem__)
     return f"norms from {finite[low]:.2g} ({low}) to {finite[high]:.2g} ({high})"
 
 
-def _gap(first: StepSeen, second: StepSeen) -> float:
+def _gap(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The largest difference of one parameter's gradient, as a share of the norm of all."""
-    pairs = [
-        (gradient, second.gradients[name])
-        for name, gradient in first.gradients.items()
-        if gradient is not None
-    ]
-    total = norm({str(n): gradient for n, (gradient, _) in enumerate(pairs)})
-    worst = max(math.inf if b is None else float((a.double() - b).norm()) for a, b in pairs)
+    total = norm(first)
+    worst = max(
+        float((gradient.double() - second[name]).norm()) if name in second else math.inf
+        for name, gradient in first.items()
+    )
     return worst / total if total > 0 else worst

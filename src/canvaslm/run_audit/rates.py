@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.run_audit.adamw import applied_rate
 from canvaslm.run_audit.check import Check, decide
-from canvaslm.run_audit.drill import StepSeen
+from canvaslm.run_audit.digest import Digest
 from canvaslm.run_audit.subject import Subject
 from canvaslm.training.plan import PretrainParams
 
@@ -50,7 +49,7 @@ def due_rate(step: int, params: PretrainParams) -> float:
     return low + (high - low) * left / params.decay_steps
 
 
-def check_applied(subject: Subject, steps: Sequence[StepSeen], name: str) -> Check:
+def check_applied(subject: Subject, steps: Sequence[Digest], name: str) -> Check:
     """Updates have a length, and the finished weights are not those of the start.
 
     Args:
@@ -59,7 +58,7 @@ def check_applied(subject: Subject, steps: Sequence[StepSeen], name: str) -> Che
         name: of the check.
     """
     params = subject.recipe.pretrain
-    rates = [applied_rate(seen, params) for seen in steps]
+    rates = [step.rate for step in steps]
     least = 1e-6 * params.learning_rate
     moved = _moved_share(subject)
     is_same = moved == 0 and _has_updates(subject) and subject.state.identity.parent is None
@@ -75,7 +74,7 @@ def check_applied(subject: Subject, steps: Sequence[StepSeen], name: str) -> Che
 
 
 def check_schedule(
-    subject: Subject, whole: Sequence[StepSeen], cut: Sequence[StepSeen], name: str
+    subject: Subject, whole: Sequence[Digest], cut: Sequence[Digest], name: str
 ) -> Check:
     """Each logged rate is the plan's, and so is each applied one, however a step is cut.
 
@@ -87,19 +86,20 @@ def check_schedule(
     """
     params = subject.recipe.pretrain
     off = [row for row in subject.loss_rows if not _is_due(row, params)]
-    drilled = []
-    for seen in (*whole, *cut):
-        due = due_rate(seen.record.step, params)
-        drilled.append((seen.record.step, due, applied_rate(seen, params)))
-    wrong = [item for item in drilled if not _close(item[2], item[1], _LARGEST_GAP)]
+    drilled = [(step.record.step, step.rate) for step in (*whole, *cut)]
+    wrong = [
+        (step, rate)
+        for step, rate in drilled
+        if not _close(rate, due_rate(step, params), _LARGEST_GAP)
+    ]
     told = f"{len(subject.loss_rows) - len(off)} of {len(subject.loss_rows)} rows of loss.csv"
     if off:
         step = int(off[0]["step"]) - 1
         told += f" (step {step}: {off[0]['learning_rate']}, not {due_rate(step, params):.6g})"
     told += f"; {len(drilled) - len(wrong)} of {len(drilled)} drilled updates, cut and whole"
     if wrong:
-        step, due, rate = wrong[0]
-        told += f" (step {step}: {rate:.6g}, not {due:.6g})"
+        step, rate = wrong[0]
+        told += f" (step {step}: {_told(rate)}, not {due_rate(step, params):.6g})"
     return decide(
         "updates",
         name,
@@ -144,4 +144,8 @@ def _close(found: float, due: float, share: float) -> bool:
 
 
 def _listed(rates: Sequence[float]) -> str:
-    return ", ".join(f"{rate:.4g}" for rate in rates)
+    return ", ".join(map(_told, rates))
+
+
+def _told(rate: float) -> str:
+    return f"{rate:.6g}" if math.isfinite(rate) else "no update"

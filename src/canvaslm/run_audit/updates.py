@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable
 from functools import cached_property
 
-from torch import Tensor
-
 from canvaslm.run_audit.adamw import (
     applied_decay,
     applied_rate,
@@ -20,6 +18,7 @@ from canvaslm.run_audit.adamw import (
     unexplained_moments,
 )
 from canvaslm.run_audit.check import Check, attempt, decide
+from canvaslm.run_audit.digest import Digest, Drilled, digest, digest_all
 from canvaslm.run_audit.drill import (
     StepSeen,
     drill,
@@ -52,61 +51,62 @@ class _Drills:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
+        self._params = subject.recipe.pretrain
+        self._steps = drill_steps(subject)
 
     @cached_property
-    def whole(self) -> list[StepSeen]:
+    def whole(self) -> Drilled:
         """Fresh weights, a step in one pass."""
-        return drill(self._subject, steps=drill_steps(self._subject), passes=1)
+        return digest_all(drill(self._subject, steps=self._steps, passes=1), self._params)
 
     @cached_property
-    def cut(self) -> list[StepSeen]:
+    def cut(self) -> Drilled:
         """Fresh weights, a step in as many passes as it has windows."""
-        n_windows = len(drill_numbers(self._subject))
-        return drill(self._subject, steps=drill_steps(self._subject), passes=n_windows)
+        n = len(drill_numbers(self._subject))
+        return digest_all(drill(self._subject, steps=self._steps, passes=n), self._params)
 
     @cached_property
     def clipped(self) -> StepSeen:
         """Fresh weights, with little left of the gradient."""
-        limit, steps = _CLIPPED_SHARE * norm(self.first_gradients), drill_steps(self._subject)
-        return drill(self._subject, steps=steps[:1], passes=1, max_norm=limit)[0]
+        limit = _CLIPPED_SHARE * norm(self.whole.gradients)
+        return next(drill(self._subject, steps=self._steps[:1], passes=1, max_norm=limit))
 
     @cached_property
     def finished(self) -> StepSeen:
         """The finished weights and moments, clipped as the run is, at the highest rate."""
-        return drill(
-            self._subject,
-            steps=[highest_step(self._subject)],
-            passes=1,
-            max_norm=self._subject.recipe.pretrain.max_gradient_norm,
-            from_checkpoint=True,
-        )[0]
+        return next(
+            drill(
+                self._subject,
+                steps=[highest_step(self._subject)],
+                passes=1,
+                max_norm=self._params.max_gradient_norm,
+                from_checkpoint=True,
+            )
+        )
 
-    @cached_property
-    def first_gradients(self) -> dict[str, Tensor]:
-        """Those of the first whole step, before clipping."""
-        found = self.whole[0].gradients
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+    @property
+    def all(self) -> list[Digest]:
+        """Steps of fresh weights, then the one of the finished ones."""
+        return [*self.whole.steps, digest(self.finished, self._params)]
 
 
 def check_updates(subject: Subject) -> list[Check]:
     """Drill a few steps at the run's own shape, and look at what its whole training came to.
 
-    The drills run in float32 on the CPU, on at most 4,096 tokens a step.
+    The drills run in float32 on the CPU, on at most 4,096 tokens a step, or two windows.
     """
     drills = _Drills(subject)
     makes: dict[str, Callable[[str], Check]] = {
-        "gradients_reach_every_parameter": lambda name: check_reach(
-            subject, [*drills.whole, drills.finished], name
-        ),
-        "gradients_are_finite": lambda name: check_finite([*drills.whole, drills.finished], name),
+        "gradients_reach_every_parameter": lambda name: check_reach(subject, drills.all, name),
+        "gradients_are_finite": lambda name: check_finite(drills.all, name),
         "accumulation_is_only_a_cut": lambda name: check_accumulation(
-            subject, drills.whole[0], drills.cut[0], name
+            subject, drills.whole, drills.cut, name
         ),
-        "learning_rate_is_applied": lambda name: check_applied(subject, drills.whole, name),
+        "learning_rate_is_applied": lambda name: check_applied(subject, drills.whole.steps, name),
         "clipping_precedes_the_update": lambda name: _check_clipping(subject, drills, name),
         "update_is_adamw": lambda name: _check_adamw(subject, drills.finished, name),
         "learning_rate_follows_schedule": lambda name: check_schedule(
-            subject, drills.whole, drills.cut, name
+            subject, drills.whole.steps, drills.cut.steps, name
         ),
         "every_trainable_parameter_moved": lambda name: check_moved(subject, name),
         "training_loss_did_not_rise": lambda name: check_loss(subject, name),
@@ -119,18 +119,19 @@ def check_updates(subject: Subject) -> list[Check]:
 
 def _check_clipping(subject: Subject, drills: _Drills, name: str) -> Check:
     """The norm is taken before, and what enters the moments is what clipping leaves."""
-    own, seen = norm(drills.first_gradients), drills.clipped
+    own, seen = norm(drills.whole.gradients), drills.clipped
     left = norm({key: grad for key, grad in seen.gradients.items() if grad is not None})
-    scaled = {key: grad * _CLIPPED_SHARE for key, grad in drills.first_gradients.items()}
+    scaled = {key: grad * _CLIPPED_SHARE for key, grad in drills.whole.gradients.items()}
     off = unexplained_moments(seen, scaled, subject.recipe.pretrain)
     logged = seen.record.gradient_norm or math.nan
     due = _CLIPPED_SHARE * own
+    told = "the step was refused" if math.isnan(logged) else f"logged norm {logged:.5g}"
     return decide(
         "updates",
         name,
         holds=_is_near(logged, own) and _is_near(left, due) and off <= _NORM_GAP,
-        measured=f"logged norm {logged:.5g}, norm of the gradient that is left {left:.5g}, the "
-        f"moments after it off by up to {off:.2g} of the largest",
+        measured=f"{told}, norm of the gradient that is left {left:.5g}, the moments after it off "
+        f"by up to {off:.2g} of the largest",
         expected=f"{own:.5g} before clipping and {due:.5g} after it, within {_NORM_GAP:g}, and "
         "moments that have seen only what was left",
         first_test=_CLIP,
@@ -141,6 +142,8 @@ def _check_adamw(subject: Subject, seen: StepSeen, name: str) -> Check:
     """The update from the finished state, against the definition; and its size, for the reader."""
     params = subject.recipe.pretrain
     rate = applied_rate(seen, params)
+    if not rate > 0:
+        return _without_rate(name)
     off = {key: unexplained(seen, key, rate, params) for key in seen.before}
     worst = max(off, key=off.__getitem__)
     decays = _wrong_decays(seen, rate, subject)
@@ -155,6 +158,18 @@ def _check_adamw(subject: Subject, seen: StepSeen, name: str) -> Check:
         expected=f"an AdamW step in float64 within {_UPDATE_GAP:g} of the rate {rate:.4g}, with "
         f"decay {params.weight_decay:g} on matrices alone",
         first_test=_DECAY if decays else _ADAMW,
+    )
+
+
+def _without_rate(name: str) -> Check:
+    """An update of no length says nothing about its form."""
+    return decide(
+        "updates",
+        name,
+        holds=False,
+        measured="the update has no length",
+        expected="an update, whose form can be looked at",
+        first_test=_ADAMW,
     )
 
 
