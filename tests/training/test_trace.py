@@ -489,12 +489,14 @@ def test_every_pass_and_micro_batch_is_in_the_table(tiny_recipe, windows):
     assert orders == list(range(len(orders)))
 
 
-def test_the_drawing_has_a_line_for_each_step_and_marks_the_bad_values(
+def test_the_drawing_has_a_line_for_each_pass_and_marks_the_bad_values(
     tiny_recipe, windows, tmp_path
 ):
-    explain(tiny_recipe(), windows, spoil_weight).write(tmp_path / "trace")
+    always = {"self_conditioning_share": 1.0}
+    explain(tiny_recipe(diffusion=always), windows, spoil_weight).write(tmp_path / "trace")
     svg = (tmp_path / "trace" / "trace.svg").read_text()
-    assert svg.count("<polyline") == 6  # steps 1, 2 and 3, outputs and gradients
+    # Steps 1, 2 and 3: outputs of three passes, and gradients of the two that have any.
+    assert svg.count("<polyline") == 3 * (3 + 2)
     assert "<title>blocks.1.attention.query</title>" in svg
     assert "nan" not in svg
 

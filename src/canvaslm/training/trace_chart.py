@@ -20,8 +20,8 @@ _Place = tuple[str, str]  # stream, module
 def draw_trace(tensors: Sequence[TracedTensor], *, bad_step: int) -> str:
     """SVG with one panel for outputs and one for their gradients; same bytes for same figures.
 
-    A line for each step over the modules in forward order; a dot marks where the bad step has
-    values that are not finite.
+    A line for each pass of each step over the modules in forward order; a dot marks where the bad
+    step has values that are not finite.
 
     Args:
         tensors: what was seen, of one micro-batch of each step.
@@ -44,8 +44,8 @@ def draw_trace(tensors: Sequence[TracedTensor], *, bad_step: int) -> str:
         title = f"{kind} of each module: absolute maximum, power of ten; step {bad_step} is red"
         parts.append(f'<text x="{_LEFT}" y="{panel.top - 10}">{title}</text>')
         parts += panel.axes()
-        for step in sorted({each.step for each in rows}):
-            own = [each for each in rows if each.step == step]
+        for step, stream in sorted({(each.step, each.stream) for each in rows}):
+            own = [each for each in rows if (each.step, each.stream) == (step, stream)]
             parts += panel.line(own, colour=_BAD if step == bad_step else _KEPT)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -81,7 +81,7 @@ class _Panel:
         return parts
 
     def line(self, rows: Sequence[TracedTensor], *, colour: str) -> list[str]:
-        """One step's line, with a dot and the module's name at values that are not finite."""
+        """The line of one pass, with a dot and the module's name at values that are not finite."""
         points, dots = [], []
         for each in rows:
             place = self.places.index((each.stream, each.module))
