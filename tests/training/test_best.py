@@ -3,7 +3,8 @@
 import pytest
 
 from canvaslm.training.best import best_checkpoints
-from canvaslm.training.run_state import StepRecord
+from canvaslm.training.run_state import StepRecord, open_run
+from runs import StoppedError, finish, folder, job_of, stop_after
 
 
 def steps_of(*means, targets=10):
@@ -62,3 +63,34 @@ def test_a_save_off_the_beat_is_judged_by_as_many_steps(save_every):
     """The end of a run, or a save that waited for the end of bad steps."""
     records = steps_of(5, 5, 5, 1, 1)
     assert best(records, [3, 5], keep=1, save_every=save_every) == [5]
+
+
+def saved_steps(job, place):
+    names = [path.name for path in (folder(job, place) / "checkpoints").iterdir()]
+    return sorted(int(name.removeprefix("step_")) for name in names)
+
+
+@pytest.mark.parametrize("keep_best", [0, 1, 2])
+def test_a_run_keeps_its_best_ones_however_often_it_was_stopped(
+    tiny_recipe, shards, tmp_path, keep_best
+):
+    """BR-42: a rate that lets the loss rise again, so that the last ones are not the best.
+
+    Step 2 is bad, and is no part of its mean.
+    """
+    recipe = tiny_recipe(
+        "autoregressive", steps=12, save_every=2, keep_last=1, keep_best=keep_best,
+        learning_rate=2.0, final_learning_rate_share=1.0, warmup_steps=6,
+    )  # fmt: skip
+    job = job_of(recipe, shards, poison=[8])
+    straight = finish(job, tmp_path / "straight")
+    for stop in (5, 3, 4):
+        with pytest.raises(StoppedError):
+            finish(job, tmp_path / "torn", stop_after(stop))
+    assert finish(job, tmp_path / "torn") == straight
+    with open_run(tmp_path / "straight" / "work", folder(job, tmp_path).name) as state:
+        records = state.steps()
+    due = best(records, range(2, 13, 2), keep=keep_best)
+    assert 12 not in due, "the newest would stay anyway"
+    for place in ("straight", "torn"):
+        assert saved_steps(job, tmp_path / place) == sorted({*due, 12})

@@ -8,6 +8,7 @@ import pytest
 from canvaslm.corpus.batches import window_indices
 from canvaslm.corpus.windows import Windows
 from canvaslm.training.loader import gather, open_reader, window_numbers
+from runs import StoppedError, finish, job_of, stop_after
 
 WORKERS = [0, 1, 2]
 
@@ -118,3 +119,23 @@ def test_no_thread_outlives_the_run(split, params, workers):
     assert all((thread in before) == (workers == 0) for thread in watched.asked)
     n_asked = len(watched.asked)
     assert n_asked <= 1 + 2 * workers, "no further ahead than that"
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_the_number_of_threads_changes_no_byte_of_a_run(tiny_recipe, shards, tmp_path, kind):
+    """BR-18: none, two, and three after a stop between two checkpoints; windows, noise and order.
+
+    With a bad step in a row too many, the run goes back and asks for windows that it has read.
+    """
+    size = {"steps": 12, "save_every": 3, "max_consecutive_bad_steps": 2}
+
+    def job(workers):
+        recipe = tiny_recipe(kind, loader_workers=workers, **size)
+        return job_of(recipe, shards, poison=[16, 20])
+
+    straight = finish(job(0), tmp_path / "none")
+    assert finish(job(2), tmp_path / "two") == straight
+    with pytest.raises(StoppedError):
+        finish(job(2), tmp_path / "torn", stop_after(4))
+    assert finish(job(3), tmp_path / "torn") == straight
+    assert b"marked after a rollback" in straight["out/state.json"]

@@ -60,7 +60,7 @@ def test_a_run_copies_its_notes_and_removes_what_is_of_an_earlier_one(
 
 def test_the_trace_of_a_bad_step_is_copied_with_the_reports(tiny_recipe, shards, tmp_path):
     """Whole, in place of what stood there, and by a rerun that trains nothing."""
-    job = job_of(tiny_recipe("autoregressive", steps=2, save_every=2), shards)
+    job = job_of(tiny_recipe("autoregressive", steps=4, save_every=2), shards)
     finish(job, tmp_path)
     trace = folder(job, tmp_path) / "nonfinite"
     (trace / "plots").mkdir(parents=True)

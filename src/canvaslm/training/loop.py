@@ -6,7 +6,7 @@ and its learning rate all follow from the step's number, so there is nothing els
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from canvaslm.checkpoint import save_checkpoint
@@ -14,6 +14,7 @@ from canvaslm.checkpoint_state import Progress, SkippedStep
 from canvaslm.corpus.windows import Windows
 from canvaslm.layout import Layout
 from canvaslm.reporting.progress import Track
+from canvaslm.training.best import best_checkpoints
 from canvaslm.training.guard import MARKED, is_bad
 from canvaslm.training.learner import Learner
 from canvaslm.training.loader import Reader, open_reader
@@ -178,7 +179,16 @@ def _save(run: _Run, progress: Progress) -> None:
         progress=progress,
         identity=run.identity,
         keep_last=run.params.keep_last,
+        best_of=lambda saved: _find_best(run, saved),
     )
+
+
+def _find_best(run: _Run, saved: Sequence[int]) -> Sequence[int]:
+    """The checkpoints that stay for their loss; the log is read only where some are asked for."""
+    keep, save_every = run.params.keep_best, run.params.save_every
+    if keep == 0:
+        return ()
+    return best_checkpoints(run.state.steps(), saved, save_every=save_every, keep=keep)
 
 
 def _tell(record: StepRecord, progress: Progress, params: PretrainParams) -> None:
