@@ -1,0 +1,335 @@
+"""Does a training that is killed again and again end with the bytes of one that was left alone?
+
+In a scratch clone of the checkout, both objectives are trained straight in one copy and torn in
+another: the same command, started again after each kill with -9 of the trainer, of DVC, or of both,
+at random moments of all phases. Prints a line for each kill, then the hashes of both; exit 0 only
+when they are identical.
+"""
+
+import argparse
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from canvaslm.params import read_yaml
+from canvaslm.reporting.files import write_json
+from torn_run import MOMENTS, Attempt, Kill, Place, kill_at
+
+OBJECTIVES = ("diffusion", "autoregressive")
+LIMIT_S = 900.0
+LIVES = 4  # trainings that may come to their end before one moment is hit
+# Small enough to be run again and again, long enough to be killed in between.
+SMALL = {"max_documents": 6, "keep_last": 2}
+STEPS = 100  # about as many
+MEND = (sys.executable, "stages/mend.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one objective came to: hashes by file, straight and torn."""
+
+    objective: str
+    straight: dict[str, str]
+    torn: dict[str, str]
+
+    @property
+    def identical(self) -> bool:
+        """Whether the torn run ended with the straight run's bytes."""
+        return self.straight == self.torn
+
+
+def main() -> int:
+    """Prepare the copies, kill, compare, print and write; 1 when bytes differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="in all, over the objectives")
+    parser.add_argument("--temp", action="store_true", help="through dvc exp run --temp")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--profile", default="ci")
+    parser.add_argument("--objective", choices=OBJECTIVES, action="append")
+    parser.add_argument("--out", type=Path, default=Path("reports/bench/kill_test.json"))
+    options = parser.parse_args()
+    objectives = options.objective or OBJECTIVES
+    progress = Progress(console=Console(stderr=True))
+    with tempfile.TemporaryDirectory(prefix="kill_test.") as scratch, progress:
+        task = progress.add_task("pipeline up to the audit", total=options.kills)
+        test = KillTest(Path(scratch), temp=options.temp, seed=options.seed)
+        facts = test.prepare(options.profile)
+        print(", ".join(f"{value} {key}" for key, value in facts.items()), flush=True)
+        for number, objective in enumerate(objectives):
+            n_kills = len(range(number, options.kills, len(objectives)))
+            progress.update(task, description=f"{objective}, straight")
+            test.run_straight(objective)
+            progress.update(task, description=f"{objective}, torn")
+            test.tear(objective, n_kills, told=lambda: progress.advance(task))
+    _show(test.outcomes)
+    passed = all(outcome.identical for outcome in test.outcomes)
+    report = {
+        "facts": facts,
+        "identical": passed,
+        "kills": [asdict(kill) for kill in test.kills],
+        "mended": test.mended,
+        "outcomes": [asdict(outcome) for outcome in test.outcomes],
+        "temp": options.temp,
+    }
+    write_json(options.out, report)
+    return 0 if passed else 1
+
+
+class KillTest:
+    """Two copies of a clone with its pipeline run up to the audit, and all that happened to them.
+
+    Args:
+        scratch: a folder of this test alone.
+        temp: train in temporary experiments.
+        seed: of all moments.
+    """
+
+    def __init__(self, scratch: Path, *, temp: bool, seed: int) -> None:
+        self._scratch = scratch
+        self._temp = temp
+        self._draws = random.Random(seed)
+        self._steps = 0
+        self.kills: list[Kill] = []
+        self.mended: list[str] = []
+        self.outcomes: list[Outcome] = []
+        self._straight: dict[str, dict[str, str]] = {}
+
+    def prepare(self, profile: str) -> dict[str, Any]:
+        """Clone, run up to the audit, choose steps and saves, commit; then make the copies."""
+        base = self._scratch / "base"
+        _call(self._scratch, "git", "clone", "--quiet", str(ROOT), "base")
+        (base / ".venv").symlink_to(ROOT / ".venv")
+        _call(base, sys.executable, "stages/compose_profile.py", "--name", profile)
+        _change(base, collect_documents={"max_documents": SMALL["max_documents"]})
+        _call(base, "dvc", "repro", "audit_windows")
+        knobs, facts = _cadence(base)
+        self._steps = knobs["steps"]
+        _change(base, pretrain=knobs)
+        _call(base, "git", "commit", "--quiet", "--all", "--message", "What is killed")
+        for name in ("straight", "torn"):
+            shutil.copytree(base, self._scratch / name, symlinks=True)
+        return facts
+
+    def run_straight(self, objective: str) -> None:
+        """Train one objective with nobody near."""
+        place = self._place("straight", objective)
+        self._straight[objective] = self._finish(place)
+
+    def tear(self, objective: str, n_kills: int, *, told: Callable[[], None]) -> None:
+        """Train one objective under kills, to its end; it starts anew when it ends too early."""
+        place = self._place("torn", objective)
+        with _kept(place.root) as start_over:
+            for aim in self._aims(n_kills):
+                for _ in range(LIVES):
+                    if kill := self._attempt(place, aim):
+                        break
+                    self._compare(place, self._finish(place))
+                    start_over()
+                else:
+                    sys.exit(f"the moment {aim!r} was missed {LIVES} times")
+                self.kills.append(kill)
+                _tell(len(self.kills), objective, kill)
+                told()
+            self._compare(place, self._finish(place))
+
+    def _aims(self, n_kills: int) -> list[str]:
+        """Each moment about as often, in the order of a training, so that a life holds many."""
+        moments = [m for m in MOMENTS if not (self._temp and m == "lock file")]
+        aims = [moments[number % len(moments)] for number in range(n_kills)]
+        return sorted(aims, key=lambda aim: (moments.index(aim) >= 5, moments.index(aim)))
+
+    def _attempt(self, place: Place, aim: str) -> Kill | None:
+        self._mend(place)
+        return kill_at(Attempt(place, self._scratch / "log"), aim, self._draws)
+
+    def _mend(self, place: Place) -> None:
+        told = _call(place.root, *MEND).splitlines()
+        self.mended += [line.replace(f"{self._scratch}/", "") for line in told]
+        for line in self.mended[len(self.mended) - len(told) :]:
+            print(f"     mended: {line}", flush=True)
+
+    def _finish(self, place: Place) -> dict[str, str]:
+        """Run the command with nobody near and hash what it made."""
+        self._mend(place)
+        said = _call(place.root, *place.command)
+        return _hashes_of_experiment(place, said) if self._temp else _hashes(place)
+
+    def _compare(self, place: Place, torn: dict[str, str]) -> None:
+        straight = self._straight[place.objective]
+        self.outcomes.append(Outcome(objective=place.objective, straight=straight, torn=torn))
+
+    def _place(self, name: str, objective: str) -> Place:
+        how = ("exp", "run", "--temp") if self._temp else ("repro",)
+        root = self._scratch / name
+        return Place(
+            root=root,
+            objective=objective,
+            steps=self._steps,
+            keep_last=SMALL["keep_last"],
+            command=("dvc", *how, f"pretrain@{objective}"),
+            environment=_environment(),
+            others=frozenset(path.name for path in root.glob(".work/pretrain/*")),
+        )
+
+
+def _cadence(base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Windows per step and steps per save for which an epoch ends inside a save's span, and on one.
+
+    Returns the knobs, and in words what they come to.
+    """
+    manifest = read_yaml(base / "data/shards/manifest.json")
+    layout = read_yaml(base / "params.yaml")["layout"]
+    tokens = layout["canvas_tokens"] * layout["canvases_per_window"]
+    n = sum(shard["tokens"] // tokens for shard in manifest["splits"]["train"])
+    fitting = [
+        (abs(epochs * n // per_step - STEPS), per_step, save_every, epochs)
+        for per_step in range(4, 13)
+        for save_every in range(3, 9)
+        for epochs in (2, 3)
+        if epochs * n % (per_step * save_every) == 0 and n % (per_step * save_every)
+    ]
+    _, per_step, save_every, epochs = min(fitting, default=(0, 6, 3, 0))
+    steps = (epochs * n // per_step or STEPS) + 2 * save_every + 1
+    knobs = {
+        "steps": steps,
+        "windows_per_step": per_step,
+        "micro_batch_windows": per_step - 2,
+        "save_every": save_every,
+        "keep_last": SMALL["keep_last"],
+        "log_every": 2,
+    }
+    own = read_yaml(base / "params.yaml")["pretrain"]
+    knobs |= {"keep_best": 0} if own.get("keep_best") else {}
+    facts = {
+        "steps": steps,
+        "windows a step in two micro-batches": per_step,
+        "steps a save": save_every,
+        "windows an epoch": n,
+        "epochs end": math.floor(steps * per_step / n),
+        "of them on a save": int(epochs > 0),
+    }
+    return knobs, facts
+
+
+def _hashes(place: Place) -> dict[str, str]:
+    """Hash what a command of DVC made in the checkout."""
+    files = {
+        "model.safetensors": place.root / "checkpoints" / place.objective / "model.safetensors",
+        "loss.csv": place.root / "reports/pretrain" / place.objective / "loss.csv",
+        "dvc.lock": place.root / "dvc.lock",
+    }
+    return {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+
+
+def _hashes_of_experiment(place: Place, said: str) -> dict[str, str]:
+    """Hash what an experiment made: its commit holds dvc.lock, and the cache what that names."""
+    name = said.partition("Ran experiment(s): ")[2].split()[0]
+    refs = _call(place.root, "git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    ref = next(ref for ref in refs if ref.endswith(f"/{name}"))
+    lock = _call(place.root, "git", "show", f"{ref}:dvc.lock")
+    _call(place.root, "git", "clone", "--quiet", "--no-checkout", ".", place.root.name + ".out")
+    out = place.root / (place.root.name + ".out")
+    try:
+        _call(out, "git", "fetch", "--quiet", "origin", ref)
+        _call(out, "git", "checkout", "--quiet", "FETCH_HEAD")
+        _call(out, "dvc", "cache", "dir", "--local", str(place.root / ".dvc/cache"))
+        _call(out, "dvc", "checkout", "--quiet", f"pretrain@{place.objective}")
+        assert (out / "dvc.lock").read_text() == lock
+        found = Place(**{**vars(place), "root": out})
+        return _hashes(found)
+    finally:
+        shutil.rmtree(out)
+
+
+@contextmanager
+def _kept(root: Path) -> Iterator[Callable[[], None]]:
+    """Give a function that puts the copy back to where it stands now."""
+    kept = root.with_name(f"{root.name}.kept")
+    shutil.copytree(root, kept, symlinks=True)
+
+    def start_over() -> None:
+        shutil.rmtree(root)
+        shutil.copytree(kept, root, symlinks=True)
+
+    try:
+        yield start_over
+    finally:
+        shutil.rmtree(kept)
+
+
+def _change(base: Path, **sections: dict[str, Any]) -> None:
+    """Set knobs in the params file of a copy."""
+    values = read_yaml(base / "params.yaml")
+    for section, knobs in sections.items():
+        values[section] |= knobs
+    with (base / "params.yaml").open("w") as file:
+        YAML().dump(values, file)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what DVC or git would take for a command; the checkout's tools."""
+    own = {key: os.environ[key] for key in os.environ if not key.startswith(("DVC_", "GIT_"))}
+    roles = ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL")
+    who = {f"GIT_{role}": "kill" for role in roles}
+    safe = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
+    return own | who | safe | {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _call(place: Path, *words: str) -> str:
+    """Run a command to its end; what it said, or the end of this test with that."""
+    ran = subprocess.run(
+        words,
+        cwd=place,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if ran.returncode:
+        sys.exit(f"{' '.join(words)} ended with {ran.returncode}:\n{ran.stdout[-4000:]}")
+    return ran.stdout
+
+
+def _tell(number: int, objective: str, kill: Kill) -> None:
+    print(
+        f"{number:4} {objective:15} {kill.who:8} at step {kill.step:4}, {kill.phase}"
+        f"  (aimed at: {kill.aim})",
+        flush=True,
+    )
+
+
+def _show(outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        for name, digest in outcome.straight.items():
+            torn = outcome.torn[name]
+            verdict = "identical" if torn == digest else "DIFFERENT"
+            print(f"{outcome.objective:15} {name:18} {digest[:16]} {torn[:16]} {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
