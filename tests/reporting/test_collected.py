@@ -56,6 +56,8 @@ def test_a_verdict_that_is_none_is_refused() -> None:
 
 
 WHOLE = {
+    "audit_run__autoregressive": {"verdict": "pass"},
+    "audit_run__diffusion": {"verdict": "pass"},
     "audit_windows": {"verdict": "pass"},
     "docs_gate": {"verdict": "pass"},
     "eval_loss_parity": {"verdict": "pass"},

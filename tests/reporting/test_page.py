@@ -38,6 +38,12 @@ def reports(tmp_path: Path) -> Path:
         ("t", "bound_nats_per_token"),
         [(1, 2.5), (2, 2.0)],
     )
+    for objective, first in (("diffusion", "head_is_tied"), ("autoregressive", None)):
+        write_json(
+            tmp_path / "audit_run" / objective / "metrics.json",
+            {"verdict": "pass", "n_checks": 43, "n_failed": 0, "n_not_measured": 1}
+            | {"first_failure": first},
+        )
     slow = ROW | {"tokens_per_second": None, "speedup_over_autoregressive": "not_measured"}
     write_json(
         tmp_path / "eval_speedup" / "metrics.json",
@@ -130,6 +136,7 @@ def test_the_page_is_well_formed_and_its_ids_are_unique(reports: Path) -> None:
 def test_the_page_shows_what_the_reports_hold(reports: Path) -> None:
     held = ["343,516,160", "4,321", ">87<", "4.5000", "0.1250", "3.2500", "38.5", "2.31", "3.125"]
     held += [">77<", "d" * 16, "too far apart", "4.500 ± 0.125", "3.250<", "<code>ci</code>"]
+    held += [">43<", ">head is tied<", ">none<"]
     page = page_of(reports)
     assert [figure for figure in held if figure not in page] == []
 
@@ -173,12 +180,20 @@ def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path)
     assert "<svg" not in page
     assert Balance(page).open == []
     body = re.sub(r"<(style|figcaption)>.*?</\1>", "", page, flags=re.DOTALL)
-    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 6 not measured<"]
+    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 8 not measured<"]
 
 
 @pytest.mark.parametrize(
     "missing",
-    ["audit_windows", "eval_loss_parity", "eval_speedup", "docs_gate", "pretrain", "code"],
+    [
+        "audit_run",
+        "audit_windows",
+        "eval_loss_parity",
+        "eval_speedup",
+        "docs_gate",
+        "pretrain",
+        "code",
+    ],
 )
 def test_a_page_without_one_report_still_shows_the_others(reports: Path, missing: str) -> None:
     (reports / missing).rename(reports.parent / f"{reports.name}-{missing}")
@@ -188,6 +203,7 @@ def test_a_page_without_one_report_still_shows_the_others(reports: Path, missing
 
 
 DAMAGED = (
+    "audit_run/diffusion/metrics.json",
     "audit_windows/metrics.json", "audit_windows/samples.json", "code/pretrain.json",
     "docs_gate/metrics.json", "eval_loss_parity/by_time.csv", "eval_loss_parity/metrics.json",
     "eval_speedup/metrics.json", "eval_speedup/samples.json", "pretrain/diffusion/loss.csv",
@@ -223,6 +239,7 @@ def test_a_damaged_report_is_not_measured_with_the_reason_and_hides_no_other(
 @pytest.mark.parametrize(
     ("file", "content"),
     [
+        ("audit_run/diffusion/metrics.json", {"verdict": "pass", "first_failure": 3}),
         ("audit_windows/samples.json", {}),
         ("audit_windows/samples.json", {"val": 3}),
         ("audit_windows/samples.json", {"val": [{"text": 3}]}),

@@ -1,6 +1,8 @@
 """Did the run learn from the tokens that it should have, all of them and no others?"""
 
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,20 +17,22 @@ _LARGEST_Z = 5.0  # of the kept share: one clean run in two million lies further
 
 def check_data(subject: Subject) -> list[Check]:
     """Hold ids, inputs, targets, windows and counts of a run against what they should be."""
-    samples, consumed = read_back(subject), read_all(subject)
+    samples = functools.cache(lambda: read_back(subject))
+    consumed = functools.cache(lambda: read_all(subject))
     is_twin = subject.recipe.diffusion is None
     inputs = "inputs_are_shifted_by_one" if is_twin else "inputs_are_corrupted_windows"
     targets = "targets_are_next_tokens" if is_twin else "targets_are_clean_tokens"
     look_at_inputs = _check_shifted if is_twin else _check_corrupted
-    return [
-        attempt("data", "ids_are_in_vocabulary", lambda: _check_ids(subject, consumed)),
-        attempt("data", inputs, lambda: look_at_inputs(subject, samples, inputs)),
-        attempt("data", targets, lambda: _check_targets(samples, targets)),
-        attempt("data", "no_held_out_window_consumed", lambda: _check_held_out(subject, consumed)),
-        attempt("data", "run_reached_its_plan", lambda: _check_plan(subject)),
-        attempt("data", "skipped_steps_are_counted", lambda: _check_skipped(subject, consumed)),
-        attempt("data", "loss_log_is_whole", lambda: _check_log(subject)),
-    ]
+    makes: dict[str, Callable[[], Check]] = {
+        "ids_are_in_vocabulary": lambda: _check_ids(subject, consumed()),
+        inputs: lambda: look_at_inputs(subject, samples(), inputs),
+        targets: lambda: _check_targets(samples(), targets),
+        "no_held_out_window_consumed": lambda: _check_held_out(subject, consumed()),
+        "run_reached_its_plan": lambda: _check_plan(subject),
+        "skipped_steps_are_counted": lambda: _check_skipped(subject, consumed()),
+        "loss_log_is_whole": lambda: _check_log(subject),
+    }
+    return [attempt("data", name, make) for name, make in makes.items()]
 
 
 def _check_ids(subject: Subject, consumed: Consumed) -> Check:

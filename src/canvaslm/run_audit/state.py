@@ -17,10 +17,10 @@ from canvaslm.run_audit.revival import (
     stored_identity,
 )
 from canvaslm.run_audit.subject import Subject
+from canvaslm.training.machine import MACHINE
 from canvaslm.training.plan import PretrainParams
 
 _MODEL, _OPTIMIZER = TENSOR_FILES
-_MACHINE = "machine.json"
 _SHOWN = 4
 
 
@@ -114,14 +114,14 @@ def _check_configuration(subject: Subject) -> Check:
 
 def _check_machine(subject: Subject) -> Check:
     """Whether the run wrote down where it ran; what stands there is of one machine, so not here."""
-    path, name = subject.reports / _MACHINE, "machine_is_recorded"
-    expected = f"{_MACHINE} beside the loss log, with processor, versions and threads"
+    path, name = subject.reports / MACHINE, "machine_is_recorded"
+    expected = f"{MACHINE} beside the loss log, with processor, versions and threads"
     first_test = "run `pretrain` again on the machine that has the run's state"
     if not path.is_file():
         return Check(
             group="state",
             name=name,
-            measured=f"no {_MACHINE}: it is of one machine and no out, so a checkout lacks it",
+            measured=f"no {MACHINE}: it is of one machine and no out, so a checkout lacks it",
             expected=expected,
             verdict="not_measured",
             first_test=first_test,
