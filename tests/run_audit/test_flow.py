@@ -1,5 +1,7 @@
 """Is every way in which a prediction can see too much, or too little, told by its own name?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,10 @@ from canvaslm.model import backbone, layers
 from canvaslm.model.attention import canvas_attention, causal_attention
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.self_conditioning import SelfConditioning
+from canvaslm.run_audit import interventions
 from canvaslm.run_audit.flow import check_flow
 from canvaslm.run_audit.interventions import Window
-from canvaslm.run_audit.reading import Reading, on_cpu, read_window
+from canvaslm.run_audit.reading import Reading, denoised_logits, on_cpu, read_window
 
 DENOISERS = ("diffusion", "prefix")
 
@@ -234,7 +237,8 @@ def test_the_only_other_token_of_two_is_taken():
 
 def test_many_places_are_sampled_with_both_ends(open_run):
     subject = open_run("diffusion")
-    window = Window(on_cpu(subject.model), read_window(subject), seed=1)
+    model = on_cpu(subject.model)
+    window = Window(model, model, read_window(subject), seed=1)
     assert window.some(1, 4) == [1, 2, 3]
     places = window.some(1, 4096)
     assert (places[0], places[-1], len(places)) == (1, 4095, 16)
@@ -264,3 +268,30 @@ def test_the_window_has_the_noise_of_its_training(open_run, monkeypatch):
     twin = read_window(open_run("autoregressive"))
     assert twin.clean[0, 0] == 0
     assert torch.equal(twin.clean[:, 1:], reading.clean[:, :-1])
+
+
+def test_what_a_model_has_learned_to_ignore_is_no_fault_but_ignoring_all_is(open_run, failures):
+    """At its last time a canvas is all noise, which a good model looks through."""
+    subject = open_run("diffusion")
+    with torch.no_grad():
+        for block in subject.model.blocks:
+            block.attention.output.weight.zero_()
+    found = failures(check_flow(subject))
+    assert {"earlier_canvases_are_seen", "own_noisy_tokens_are_seen"} <= set(found)
+    late = read_window(open_run("diffusion"))
+    blind = open_run("diffusion")
+    assert float(late.times.max()) == 1.0, "some canvas must be at its last time"
+    plain = denoised_logits
+
+    def looks_through_noise(model, reading):
+        """The trained model sees the first window's noise wherever a canvas is all noise."""
+        if model is not blind.model:
+            return plain(model, reading)
+        is_late = (late.times == 1.0).repeat_interleave(4, dim=1)
+        return plain(model, replace(reading, noisy=torch.where(is_late, late.noisy, reading.noisy)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(interventions._PATHS, "noisy canvases", looks_through_noise)
+        checks = {check.name: check for check in check_flow(blind)}
+    assert failures(list(checks.values())) == []
+    assert not checks["own_noisy_tokens_are_seen"].measured.startswith("4 of 4")

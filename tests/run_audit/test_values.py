@@ -14,7 +14,7 @@ from canvaslm.model.attention import causal_attention
 from canvaslm.model.backbone import initialise
 from canvaslm.objective import denoising, next_token
 from canvaslm.objective.denoising import Denoising
-from canvaslm.run_audit import values
+from canvaslm.run_audit import reading
 from canvaslm.run_audit.activations import Watch, largest_score
 from canvaslm.run_audit.held_out import HeldOutLoss, measure_held_out
 from canvaslm.run_audit.own_loss import has_guess, own_loss
@@ -94,8 +94,7 @@ def test_the_largest_score_is_that_of_the_attention(open_run, monkeypatch, chang
         return causal_attention(q, k, v)
 
     monkeypatch.setattr(backbone, "causal_attention", look)
-    reading = read_window(subject)
-    assert largest_score(subject.model, reading) == pytest.approx(max(seen), rel=1e-5)
+    assert largest_score(subject.model, read_window(subject)) == pytest.approx(max(seen), rel=1e-5)
     assert len(seen) == 2
 
 
@@ -170,7 +169,7 @@ def test_weights_that_begin_too_wide_are_named(open_run, failures, monkeypatch):
         with torch.no_grad():
             model.embedding.weight.mul_(100)
 
-    monkeypatch.setattr(values, "initialise", wide)
+    monkeypatch.setattr(reading, "initialise", wide)
     assert failures(check_values(open_run("autoregressive"))) == ["initial_loss_is_uniform"]
 
 

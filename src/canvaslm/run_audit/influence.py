@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from canvaslm.model.backbone import Backbone
 from canvaslm.run_audit.check import Check, attempt
 from canvaslm.run_audit.interventions import Trial, Window
-from canvaslm.run_audit.reading import Part, Reading
+from canvaslm.run_audit.reading import Part, Reading, fresh_model
 from canvaslm.run_audit.subject import Subject
 
 _MASKS = (
@@ -39,7 +39,7 @@ def check_influence(subject: Subject, model: Backbone, reading: Reading) -> list
         model: its model, on the CPU.
         reading: the window to change.
     """
-    window = Window(model, reading, subject.params.seed)
+    window = Window(model, fresh_model(subject), reading, seed=subject.params.seed)
     if subject.recipe.diffusion is None:
         return [
             _unseen(window, "later_tokens_are_unseen", _later_tokens(window), _MASKS),

@@ -6,10 +6,10 @@ loss is a contract. But every parameter has moved, and nothing has been unlearne
 
 from canvaslm.run_audit.check import Check, decide
 from canvaslm.run_audit.own_loss import has_guess
-from canvaslm.run_audit.rates import initial_weights
+from canvaslm.run_audit.reading import fresh_model
 from canvaslm.run_audit.subject import Subject
 
-_RISE = 0.05  # of the first logged loss, by which the last may lie above it
+_RISE = 0.1  # of the first logged loss, by which the last may lie above it
 _SHOWN = 4
 _FORKED = "the run began from another run's weights, which are not at hand"
 _MOVED = (
@@ -31,7 +31,7 @@ def check_moved(subject: Subject, name: str) -> Check:
     if progress.step == len(progress.skipped):
         return _not_measured(name, "no step of the run changed anything", expected, _MOVED)
     finished = dict(subject.model.named_parameters())
-    fresh = initial_weights(subject)
+    fresh = dict(fresh_model(subject).named_parameters())
     still = [key for key, value in fresh.items() if bool((finished[key].cpu() == value).all())]
     excused = _never_used(subject, still)
     stuck = [key for key in still if key not in excused]

@@ -6,11 +6,9 @@ The plan is stated here once more, from the knobs alone. What was applied is rea
 import math
 from collections.abc import Sequence
 
-import torch
-
-from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.run_audit.check import Check, decide
 from canvaslm.run_audit.digest import Digest
+from canvaslm.run_audit.reading import fresh_model
 from canvaslm.run_audit.subject import Subject
 from canvaslm.training.plan import PretrainParams
 
@@ -112,16 +110,9 @@ def check_schedule(
     )
 
 
-def initial_weights(subject: Subject) -> dict[str, torch.Tensor]:
-    """What the run's seed draws, by name."""
-    fresh = Backbone(subject.recipe.model, subject.recipe.layout)
-    initialise(fresh, subject.recipe.pretrain.seed)
-    return {name: p.detach() for name, p in fresh.named_parameters()}
-
-
 def _moved_share(subject: Subject) -> float:
     """Share of all weights that are another number than at the start."""
-    fresh = initial_weights(subject)
+    fresh = {name: p.detach() for name, p in fresh_model(subject).named_parameters()}
     finished = {name: p.detach().cpu() for name, p in subject.model.named_parameters()}
     moved = sum(int((finished[name] != value).sum()) for name, value in fresh.items())
     return moved / sum(value.numel() for value in fresh.values())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from canvaslm.corpus.batches import window_indices
 from canvaslm.diffusion.corruption import draw_corruption
-from canvaslm.model.backbone import Backbone
+from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.run_audit.subject import Subject
@@ -100,6 +100,13 @@ def on_cpu(model: Backbone) -> Backbone:
     if model.embedding.weight.device.type == "cpu":
         return model
     return copy.deepcopy(model).cpu()
+
+
+def fresh_model(subject: Subject) -> Backbone:
+    """A network of the run's shape with the weights that its seed draws, on the CPU."""
+    model = Backbone(subject.recipe.model, subject.recipe.layout)
+    initialise(model, subject.recipe.pretrain.seed)
+    return model.eval()
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from canvaslm.model.backbone import Backbone, initialise
+from canvaslm.model.backbone import Backbone
 from canvaslm.run_audit.activations import BOUND, Watch, largest_score
 from canvaslm.run_audit.check import Check, attempt, decide
 from canvaslm.run_audit.held_out import HeldOutLoss, check_floor, check_possible, measure_held_out
@@ -15,6 +15,7 @@ from canvaslm.run_audit.own_loss import OwnLoss, has_guess, own_loss, sharpened
 from canvaslm.run_audit.reading import (
     denoised_logits,
     encoded_logits,
+    fresh_model,
     on_cpu,
     read_window,
     windows_of,
@@ -137,8 +138,7 @@ def _gap(subject: Subject, model: Backbone, number: int) -> tuple[float, OwnLoss
 
 def _check_start(subject: Subject, numbers: list[int], name: str) -> Check:
     """A model that knows nothing yet pays for a token about what a uniform guess does."""
-    fresh = Backbone(subject.recipe.model, subject.recipe.layout)
-    initialise(fresh, subject.recipe.pretrain.seed)
+    fresh = fresh_model(subject)
     nats = n_targets = 0.0
     for number in numbers:
         window = torch.from_numpy(windows_of(subject, np.array([number])))
