@@ -7,37 +7,37 @@ when they are identical.
 """
 
 import argparse
-import math
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from canvaslm.params import read_yaml
 from canvaslm.reporting.files import write_json
+from scratch_copy import (
+    KEEP_LAST,
+    call,
+    change,
+    choose_cadence,
+    environment,
+    hashes,
+    hashes_of_experiment,
+)
 from torn_run import MOMENTS, Attempt, Kill, Place, kill_at
 
 OBJECTIVES = ("diffusion", "autoregressive")
-LIMIT_S = 900.0
 LIVES = 4  # trainings that may come to their end before one moment is hit
-# Small enough to be run again and again, long enough to be killed in between.
-SMALL = {"max_documents": 6, "keep_last": 2}
-STEPS = 100  # about as many
+MAX_DOCUMENTS = 6  # so few that a training of seconds has epochs
 MEND = (sys.executable, "stages/mend.py")
 
 
@@ -114,15 +114,15 @@ class KillTest:
     def prepare(self, profile: str) -> dict[str, Any]:
         """Clone, run up to the audit, choose steps and saves, commit; then make the copies."""
         base = self._scratch / "base"
-        _call(self._scratch, "git", "clone", "--quiet", str(ROOT), "base")
+        call(self._scratch, "git", "clone", "--quiet", str(ROOT), "base")
         (base / ".venv").symlink_to(ROOT / ".venv")
-        _call(base, sys.executable, "stages/compose_profile.py", "--name", profile)
-        _change(base, collect_documents={"max_documents": SMALL["max_documents"]})
-        _call(base, "dvc", "repro", "audit_windows")
-        knobs, facts = _cadence(base)
+        call(base, sys.executable, "stages/compose_profile.py", "--name", profile)
+        change(base, collect_documents={"max_documents": MAX_DOCUMENTS})
+        call(base, "dvc", "repro", "audit_windows")
+        knobs, facts = choose_cadence(base)
         self._steps = knobs["steps"]
-        _change(base, pretrain=knobs)
-        _call(base, "git", "commit", "--quiet", "--all", "--message", "What is killed")
+        change(base, pretrain=knobs)
+        call(base, "git", "commit", "--quiet", "--all", "--message", "What is killed")
         for name in ("straight", "torn"):
             shutil.copytree(base, self._scratch / name, symlinks=True)
         return facts
@@ -160,7 +160,7 @@ class KillTest:
         return kill_at(Attempt(place, self._scratch / "log"), aim, self._draws)
 
     def _mend(self, place: Place) -> None:
-        told = _call(place.root, *MEND).splitlines()
+        told = call(place.root, *MEND).splitlines()
         self.mended += [line.replace(f"{self._scratch}/", "") for line in told]
         for line in self.mended[len(self.mended) - len(told) :]:
             print(f"     mended: {line}", flush=True)
@@ -168,8 +168,8 @@ class KillTest:
     def _finish(self, place: Place) -> dict[str, str]:
         """Run the command with nobody near and hash what it made."""
         self._mend(place)
-        said = _call(place.root, *place.command)
-        return _hashes_of_experiment(place, said) if self._temp else _hashes(place)
+        said = call(place.root, *place.command)
+        return hashes_of_experiment(place, said) if self._temp else hashes(place)
 
     def _compare(self, place: Place, torn: dict[str, str]) -> None:
         straight = self._straight[place.objective]
@@ -182,80 +182,11 @@ class KillTest:
             root=root,
             objective=objective,
             steps=self._steps,
-            keep_last=SMALL["keep_last"],
+            keep_last=KEEP_LAST,
             command=("dvc", *how, f"pretrain@{objective}"),
-            environment=_environment(),
+            environment=environment(),
             others=frozenset(path.name for path in root.glob(".work/pretrain/*")),
         )
-
-
-def _cadence(base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Windows per step and steps per save for which an epoch ends inside a save's span, and on one.
-
-    Returns the knobs, and in words what they come to.
-    """
-    manifest = read_yaml(base / "data/shards/manifest.json")
-    layout = read_yaml(base / "params.yaml")["layout"]
-    tokens = layout["canvas_tokens"] * layout["canvases_per_window"]
-    n = sum(shard["tokens"] // tokens for shard in manifest["splits"]["train"])
-    fitting = [
-        (abs(epochs * n // per_step - STEPS), per_step, save_every, epochs)
-        for per_step in range(4, 13)
-        for save_every in range(3, 9)
-        for epochs in (2, 3)
-        if epochs * n % (per_step * save_every) == 0 and n % (per_step * save_every)
-    ]
-    _, per_step, save_every, epochs = min(fitting, default=(0, 6, 3, 0))
-    steps = (epochs * n // per_step or STEPS) + 2 * save_every + 1
-    knobs = {
-        "steps": steps,
-        "windows_per_step": per_step,
-        "micro_batch_windows": per_step - 2,
-        "save_every": save_every,
-        "keep_last": SMALL["keep_last"],
-        "log_every": 2,
-    }
-    own = read_yaml(base / "params.yaml")["pretrain"]
-    knobs |= {"keep_best": 0} if own.get("keep_best") else {}
-    facts = {
-        "steps": steps,
-        "windows a step in two micro-batches": per_step,
-        "steps a save": save_every,
-        "windows an epoch": n,
-        "epochs end": math.floor(steps * per_step / n),
-        "of them on a save": int(epochs > 0),
-    }
-    return knobs, facts
-
-
-def _hashes(place: Place) -> dict[str, str]:
-    """Hash what a command of DVC made in the checkout."""
-    files = {
-        "model.safetensors": place.root / "checkpoints" / place.objective / "model.safetensors",
-        "loss.csv": place.root / "reports/pretrain" / place.objective / "loss.csv",
-        "dvc.lock": place.root / "dvc.lock",
-    }
-    return {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-
-
-def _hashes_of_experiment(place: Place, said: str) -> dict[str, str]:
-    """Hash what an experiment made: its commit holds dvc.lock, and the cache what that names."""
-    name = said.partition("Ran experiment(s): ")[2].split()[0]
-    refs = _call(place.root, "git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    ref = next(ref for ref in refs if ref.endswith(f"/{name}"))
-    lock = _call(place.root, "git", "show", f"{ref}:dvc.lock")
-    _call(place.root, "git", "clone", "--quiet", "--no-checkout", ".", place.root.name + ".out")
-    out = place.root / (place.root.name + ".out")
-    try:
-        _call(out, "git", "fetch", "--quiet", "origin", ref)
-        _call(out, "git", "checkout", "--quiet", "FETCH_HEAD")
-        _call(out, "dvc", "cache", "dir", "--local", str(place.root / ".dvc/cache"))
-        _call(out, "dvc", "checkout", "--quiet", f"pretrain@{place.objective}")
-        assert (out / "dvc.lock").read_text() == lock
-        found = Place(**{**vars(place), "root": out})
-        return _hashes(found)
-    finally:
-        shutil.rmtree(out)
 
 
 @contextmanager
@@ -272,47 +203,6 @@ def _kept(root: Path) -> Iterator[Callable[[], None]]:
         yield start_over
     finally:
         shutil.rmtree(kept)
-
-
-def _change(base: Path, **sections: dict[str, Any]) -> None:
-    """Set knobs in the params file of a copy."""
-    values = read_yaml(base / "params.yaml")
-    for section, knobs in sections.items():
-        values[section] |= knobs
-    with (base / "params.yaml").open("w") as file:
-        YAML().dump(values, file)
-
-
-def _environment() -> dict[str, str]:
-    """This process's, without what DVC or git would take for a command; the checkout's tools."""
-    own = {key: os.environ[key] for key in os.environ if not key.startswith(("DVC_", "GIT_"))}
-    roles = ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL")
-    who = {f"GIT_{role}": "kill" for role in roles}
-    safe = {
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "safe.directory",
-        "GIT_CONFIG_VALUE_0": "*",
-    }
-    path = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
-    return own | who | safe | {"PATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def _call(place: Path, *words: str) -> str:
-    """Run a command to its end; what it said, or the end of this test with that."""
-    ran = subprocess.run(
-        words,
-        cwd=place,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    if ran.returncode:
-        sys.exit(f"{' '.join(words)} ended with {ran.returncode}:\n{ran.stdout[-4000:]}")
-    return ran.stdout
 
 
 def _tell(number: int, objective: str, kill: Kill) -> None:
