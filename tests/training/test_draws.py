@@ -22,8 +22,8 @@ def scramble(seed):
 
 def global_states():
     """Python's and NumPy's; building a layer draws from torch's, and nothing of that is kept."""
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), (name, keys.tolist(), rest)
+    legacy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return random.getstate(), legacy["key"].tolist(), legacy["pos"]
 
 
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])

@@ -285,6 +285,7 @@ def test_a_changed_token_is_told_by_its_shard(short, repacked, tmp_path, moved, 
     parent = copied / "checkpoints" / "step_00000004"
     go_on(short(), repacked, tmp_path / "fork", fork=parent)
     recorded = read_state(tmp_path / "fork" / "out").identity.parent
+    assert recorded is not None
     assert recorded.identity == identity_name(old_job.identity)
 
 

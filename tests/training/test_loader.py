@@ -81,7 +81,7 @@ def test_the_seed_of_the_run_decides_the_order(split, params):
     assert np.array_equal(found[0], found[2])
 
 
-class Broken:
+class Broken(Windows):
     """Windows of which one cannot be read."""
 
     def __init__(self, inner, index):
