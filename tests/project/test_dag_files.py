@@ -126,16 +126,20 @@ def stands_for(name: str, file: str, checkout: Path) -> str:
     """The file that dvc.yaml declares where a stage reads this one.
 
     Code is depended on through digests, so that a comment reruns nothing: of the code that the
-    stage can reach in its own fingerprint, of any other in the digests of all sources. A user's
-    files are read where they lie, as the list of them and their hashes says.
+    stage can reach in its own fingerprint, of any other in the digests of all sources. The audit of
+    a run digests what trained it, as that stage's fingerprint says. A user's files are read where
+    they lie, as the list of them and their hashes says.
     """
     script = name.partition("@")[0]
     if name == "collect_documents" and file.startswith("texts/"):
         return "data/raw/inputs.json"
     if name == "fingerprint_code" or not re.match(r"(src|stages|tests|constraints)\b", file):
         return file
-    own = file in reached(script, checkout) or file == "constraints.txt"
-    return f"reports/code/{script}.json" if own else "reports/sources.json"
+    if file in reached(script, checkout) or file == "constraints.txt":
+        return f"reports/code/{script}.json"
+    if script == "audit_run" and file in reached("pretrain", checkout):
+        return "reports/code/pretrain.json"
+    return "reports/sources.json"
 
 
 def disagreements(

@@ -23,7 +23,7 @@ class Watch:
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
-            name = self._name(arguments[0])
+            name = None if _lies_elsewhere(*arguments) else self._name(arguments[0])
             if name and "importlib" not in sys._getframe(1).f_code.co_filename:
                 self.opened.add(name)
         if event == "os.rename":
@@ -35,6 +35,11 @@ class Watch:
         full = os.path.realpath(os.fsdecode(path))
         inside = full.startswith(f"{self.folder}{os.sep}")
         return full[len(str(self.folder)) + 1 :] if inside else None
+
+
+def _lies_elsewhere(path: Any, mode: str | None, flags: int) -> bool:
+    """Whether a name is below a folder that the hook is not told, as where a tree is removed."""
+    return mode is None and not flags & os.O_CREAT and not os.path.lexists(path)
 
 
 def _moved(name: str, old: str, new: str) -> str:
