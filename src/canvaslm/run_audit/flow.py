@@ -10,6 +10,7 @@ from torch import Tensor
 from canvaslm.model.backbone import Backbone
 from canvaslm.run_audit.check import Check, attempt, decide
 from canvaslm.run_audit.influence import check_influence
+from canvaslm.run_audit.interventions import largest_gap, told_gap
 from canvaslm.run_audit.ledger import check_ledger
 from canvaslm.run_audit.reading import (
     Reading,
@@ -76,14 +77,14 @@ def _check_guess(model: Backbone, reading: Reading, name: str) -> Check:
         guess = model.soft_embedding(hidden, vocab_chunk=_GUESS_CHUNK)
         without, with_it = model.logits(hidden)[0], denoised_logits(model, reading, guess)
     is_zero = not any(bool(p.any()) for p in model.self_conditioning.parameters())
-    share = _gap(with_it, without)
-    measured = f"it moves the logits by {share:.2g} of the largest"
+    share = largest_gap(with_it, without, scale=without)
+    measured = f"it moves the logits by {told_gap(share)}"
     if is_zero:
         measured += "; its projection is exactly 0, as before the first update"
     return decide(
         "flow",
         name,
-        holds=torch.equal(with_it, without) if is_zero else share > 0,
+        holds=torch.equal(with_it, without) if is_zero else 0 < share < math.inf,
         measured=measured,
         expected="a change through a projection that was trained, not one bit through one of 0",
         first_test=_GUESS,
@@ -138,13 +139,14 @@ def _check_cache(model: Backbone, reading: Reading, name: str) -> Check:
         pairs.append((encoded_logits, cached_clean_logits))
     if reading.has_noise:
         pairs.append((denoised_logits, cached_logits))
-    gaps = [_gap(cached(model, reading), whole(model, reading)) for whole, cached in pairs]
+    logits = [(cached(model, reading), whole(model, reading)) for whole, cached in pairs]
+    gap = max(largest_gap(found, due, scale=due) for found, due in logits)
     return decide(
         "flow",
         name,
-        holds=all(gap <= _LARGEST_GAP for gap in gaps),
-        measured=f"logits over a cache differ by up to {max(gaps):.2g} of the largest logit",
-        expected=f"at most {_LARGEST_GAP:g} of it from those of the whole window",
+        holds=gap <= _LARGEST_GAP,
+        measured=f"logits over a cache differ by up to {told_gap(gap)}",
+        expected=f"by at most {_LARGEST_GAP:g} of it from those of the whole window",
         first_test=_CACHE,
     )
 
@@ -156,8 +158,3 @@ def _paths(model: Backbone, reading: Reading) -> list[Callable[[Backbone, Readin
     if model.params.clean_mask == "block":
         return [encoded_logits, denoised_logits, one_stream_logits]
     return [encoded_logits, denoised_logits]
-
-
-def _gap(first: Tensor, second: Tensor) -> float:
-    """The largest difference as a share of the largest value."""
-    return float((first - second).abs().max() / second.abs().max())

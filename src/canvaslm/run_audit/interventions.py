@@ -7,6 +7,7 @@ the same shape, which ignores nothing yet, and some of them in the trained one. 
 learned to ignore a thing; a canvas at its last time, for one, is all noise.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -105,12 +106,13 @@ class Window:
             [self._effect(model, trial) for trial in trials]
             for model in (self._fresh, self._trained)
         )
-        lost = [effect for effect in fresh if not effect.share > _LEAST_SHARE]
-        kept = [effect for effect in trained if effect.share > _LEAST_SHARE]
+        lost = [effect for effect in fresh if not _LEAST_SHARE < effect.share < math.inf]
+        kept = [effect for effect in trained if _LEAST_SHARE < effect.share < math.inf]
         strongest = max((effect.share for effect in trained), default=0.0)
         measured = (
-            f"{len(kept)} of {len(trials)} changes move the logits, by up to {strongest:.2g} of "
-            f"the largest; {len(fresh) - len(lost)} of {len(trials)} those of a fresh network"
+            f"{len(kept)} of {len(trials)} changes move the logits, by up to "
+            f"{told_gap(strongest)}; {len(fresh) - len(lost)} of {len(trials)} those of a fresh "
+            "network"
         )
         if lost:
             measured += f"; {_told(lost[0])}"
@@ -132,8 +134,22 @@ class Window:
         before = unchanged[trial.watched]
         changed = self._reading.changed(trial.part, trial.where, seed=self._seed)
         after = run(model, changed)[trial.watched]
-        share = (after - before).abs().max() / unchanged.abs().max()
-        return _Effect(trial=trial, share=float(share), is_equal=torch.equal(after, before))
+        return _Effect(
+            trial=trial,
+            share=largest_gap(after, before, scale=unchanged),
+            is_equal=torch.equal(after, before),
+        )
+
+
+def largest_gap(first: Tensor, second: Tensor, *, scale: Tensor) -> float:
+    """The largest difference as a share of the largest value of ``scale``; infinite for NaN."""
+    share = float((first - second).abs().max() / scale.abs().max().clamp(min=1e-30))
+    return math.inf if math.isnan(share) else share
+
+
+def told_gap(share: float) -> str:
+    """A share of the largest logit, in words."""
+    return f"{share:.2g} of the largest" if math.isfinite(share) else "what is no finite number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +167,7 @@ def _told(effect: _Effect) -> str:
     unit = "canvases" if trial.part == "times" else "positions"
     return (
         f"first: changing {trial.part} of {unit} {_span(trial.where)} moves the logits of "
-        f"positions {_span(trial.watched)} by {effect.share:.2g} of the largest ({trial.path})"
+        f"positions {_span(trial.watched)} by {told_gap(effect.share)} ({trial.path})"
     )
 
 
