@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from canvaslm import checkpoint as checkpoint_room
+from canvaslm.checkpoint import latest_complete
+from canvaslm.checkpoint_state import number_of
 from canvaslm.training import loop as loop_room
 from canvaslm.training.job import Job
 from canvaslm.training.plan import Recipe
@@ -136,7 +138,11 @@ def test_a_kill_at_any_moment_of_a_save_costs_no_more_than_that_save(
     for moment in random.Random(41).sample(range(1, n_moments + 1), 10):
         place = _copy(torn, tmp_path / str(moment))
         assert _train_in_a_child(job, place, moment) == -signal.SIGKILL, moment
-        seen.add(frozenset(path.name for path in (folder(job, place) / "checkpoints").iterdir()))
+        checkpoints = folder(job, place) / "checkpoints"
+        seen.add(frozenset(path.name for path in checkpoints.iterdir()))
+        newest = latest_complete(checkpoints, identity=job.identity)
+        assert newest is not None
+        assert number_of(newest) in (4, 6), "the good one is never touched first"
         assert finish(job, place) == straight, moment
     assert len(seen) > 3, "the moments were all alike"
 
