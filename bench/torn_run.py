@@ -188,12 +188,14 @@ def _landed(attempt: Attempt, trained: bool) -> str:
         return "in the copying out"
     if trained:
         return _landed_in_training(attempt)
-    if attempt.trainer is None:
-        return "before the trainer"
     if _size(place.root / "dvc.lock") < attempt.lock_before:
         return f"in the writing of dvc.lock, {_size(place.root / 'dvc.lock')} bytes there"
     if (place.root / ".git/index.lock").exists():
         return "in the writing of Git's index"
+    if b"is cached - skipping run" in attempt.log.read_bytes():
+        return "in DVC, while outs come from its run cache"
+    if attempt.trainer is None:
+        return "before the trainer"
     return "in DVC, after the trainer's end"
 
 

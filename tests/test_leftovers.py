@@ -18,6 +18,7 @@ stages:
   third: {cmd: cp b c, deps: [b], outs: [c]}
 """
 DVC = [sys.executable, "-m", "dvc"]
+COMMITTER = ("-c", "user.name=x", "-c", "user.email=x@x")
 OWN = {key: os.environ[key] for key in os.environ if not key.startswith(("DVC_", "GIT_"))}
 
 
@@ -38,7 +39,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (*DVC, "config", "core.autostage", "true"),
         (*DVC, "repro", "--quiet"),
         ("git", "add", "."),
-        ("git", "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-m", "x"),
+        ("git", *COMMITTER, "commit", "--quiet", "-m", "x"),
     ):
         assert (done := call(place, *words)).returncode == 0, done.stdout
     return place
@@ -99,8 +100,7 @@ def test_a_cut_lock_is_put_back_as_it_was(
 
 def test_dvc_goes_on_from_a_lock_that_nobody_knows(checkout: Path) -> None:
     assert call(checkout, "git", "rm", "--quiet", "--cached", "dvc.lock").returncode == 0
-    commit = ("-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-m", "x")
-    assert call(checkout, "git", *commit).returncode == 0
+    assert call(checkout, "git", *COMMITTER, "commit", "--quiet", "-m", "x").returncode == 0
     (checkout / "dvc.lock").write_bytes(b"")
     assert call(checkout, *DVC, "repro").returncode != 0, "DVC mends it by itself"
     assert put_right(checkout) == [
@@ -137,6 +137,49 @@ def test_a_lock_of_the_index_that_is_held_stays(checkout: Path) -> None:
         assert put_right(checkout) == []
         assert lock.exists()
     assert len(put_right(checkout)) == 1
+
+
+def _begin_an_experiment(checkout: Path) -> None:
+    """As DVC begins one and ends here, killed."""
+    head = call(checkout, "git", "rev-parse", "HEAD").stdout.strip()
+    assert call(checkout, "git", *COMMITTER, "stash", "push", "--quiet").returncode == 0
+    assert call(checkout, "git", "checkout", "--quiet", "--detach", head).returncode == 0
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["taken", "taken and applied"])
+def test_changes_that_a_killed_experiment_took_are_given_back(
+    checkout: Path, applied: bool
+) -> None:
+    """The next command would run with other settings than the user's."""
+    branch = call(checkout, "git", "symbolic-ref", "HEAD").stdout
+    changed = PIPELINE.replace("echo a", "echo b")
+    (checkout / "dvc.yaml").write_text(changed)
+    _begin_an_experiment(checkout)
+    assert (checkout / "dvc.yaml").read_text() == PIPELINE
+    if applied:
+        assert call(checkout, "git", "stash", "apply", "--quiet").returncode == 0
+    assert put_right(checkout)[-1] == "your uncommitted changes were in Git's stash: given back"
+    assert (checkout / "dvc.yaml").read_text() == changed
+    assert call(checkout, "git", "symbolic-ref", "HEAD").stdout == branch
+    assert call(checkout, "git", "stash", "list").stdout == ""
+    assert put_right(checkout) == []
+
+
+def test_a_stash_stays_where_the_files_have_been_changed_since(checkout: Path) -> None:
+    (checkout / "dvc.yaml").write_text(PIPELINE.replace("echo a", "echo b"))
+    _begin_an_experiment(checkout)
+    newer = PIPELINE.replace("echo a", "echo c")
+    (checkout / "dvc.yaml").write_text(newer)
+    assert "are in Git's stash" in put_right(checkout)[-1]
+    assert (checkout / "dvc.yaml").read_text() == newer
+    assert call(checkout, "git", "stash", "list").stdout.count("\n") == 1
+
+
+def test_a_head_that_the_user_took_elsewhere_stays(checkout: Path) -> None:
+    for words in (("commit", "--quiet", "--allow-empty", "-m", "y"), ("checkout", "-q", "HEAD~")):
+        assert call(checkout, "git", *COMMITTER, *words).returncode == 0
+    assert put_right(checkout) == []
+    assert call(checkout, "git", "symbolic-ref", "--quiet", "HEAD").returncode == 1
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])

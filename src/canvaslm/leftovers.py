@@ -2,9 +2,10 @@
 
 DVC writes ``dvc.lock`` and its table of locks in place, and Git's index under a lock file that only
 its writer removes. A kill within these writes leaves an empty or cut ``dvc.lock``, an unreadable
-table, or a lock that nobody holds, and the next ``dvc repro`` stops at it; a killed temporary
-experiment leaves its whole checkout. Each is put right here, but only while no DVC works in the
-checkout. Nothing is lost by it: what DVC had finished comes back from its run cache.
+table, or a lock that nobody holds, and the next ``dvc repro`` stops at it. A killed experiment
+leaves its whole checkout and, when it had only begun, the user's changes in Git's stash. Each is
+put right here, but only while no DVC works in the checkout. Nothing is lost by it: what DVC had
+finished comes back from its run cache.
 """
 
 import os
@@ -25,6 +26,7 @@ from canvaslm.reporting.files import write_bytes
 
 _PROC = Path("/proc")
 _TABLES = (".dvc/tmp/rwlock", ".dvc/tmp/exps/rwlock")
+_BETWEEN_S = 60  # from DVC's stashing to its leaving the branch; it takes one or two
 _LOCKS = ("index.lock", "HEAD.lock", "packed-refs.lock", "refs/**/*.lock")
 
 
@@ -46,6 +48,7 @@ def mend(root: Path, *, copy: Path) -> list[str]:
         *_mend_dvc_lock(root, copy),
         *_drop_tables(root),
         *_drop_git_locks(root),
+        *_give_back_changes(root),
         *_drop_checkouts(root),
     ]
 
@@ -116,6 +119,31 @@ def _drop_git_locks(root: Path) -> Iterator[str]:
         if not _is_open(lock):
             lock.unlink()
             yield f"{lock} was a killed DVC's: removed"
+
+
+def _give_back_changes(root: Path) -> Iterator[str]:
+    """Undo what an experiment does first: it stashes changes and takes HEAD off its branch."""
+    told = _run_git(root, "log", "-g", "-1", "--date=unix", "--format=%gd %gs", "HEAD") or b""
+    left = re.fullmatch(rb"HEAD@\{(\d+)\} checkout: moving from (\S+) to [0-9a-f]{40}\n", told)
+    if left is None or _run_git(root, "symbolic-ref", "--quiet", "HEAD") is not None:
+        return
+    branch = os.fsdecode(left[2])
+    head = _run_git(root, "rev-parse", "HEAD")
+    if head is None or head != _run_git(root, "rev-parse", f"refs/heads/{branch}"):
+        return
+    _run_git(root, "symbolic-ref", "HEAD", f"refs/heads/{branch}")
+    _run_git(root, "rm", "--quiet", "--cached", "--ignore-unmatch", ".dvc/tmp/repro.dat")
+    yield f"HEAD was off {branch}, as a killed experiment leaves it: put back"
+    stash = (_run_git(root, "log", "-1", "--format=%ct %P", "refs/stash") or b"0").split()
+    if stash[1:2] != [head.strip()] or not 0 <= int(left[1]) - int(stash[0]) <= _BETWEEN_S:
+        return
+    untouched = _run_git(root, "diff", "--quiet", "HEAD") is not None
+    given_back = _run_git(root, "diff", "--quiet", "refs/stash") is not None  # DVC did it already
+    how = ("drop",) if given_back else ("pop", "--index")
+    if (untouched or given_back) and _run_git(root, "stash", *how, "--quiet") is not None:
+        yield "your uncommitted changes were in Git's stash: given back"
+    else:
+        yield "your uncommitted changes are in Git's stash: see `git stash show -p`"
 
 
 def _drop_checkouts(root: Path) -> Iterator[str]:
