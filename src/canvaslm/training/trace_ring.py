@@ -4,6 +4,7 @@ A training step leaves copies of a few positions of each tensor of its first mic
 is worked out of them before somebody asks, and what is oldest gives way.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from canvaslm.training.trace_hooks import watching
 from canvaslm.training.trace_values import Stream, TracedTensor, sample, summarise
 
 _BLOCK = 2**20  # values: more than a step leaves at the laptop's shape
+_LATEST = 6  # tensors: the normed input of a feed-forward is read again after five others
 
 
 class Ring:
@@ -76,34 +78,39 @@ class _Room:
     """Memory for the samples of one step, taken once and used again.
 
     Small copies that outlive a step would lie scattered between the activations of the next one,
-    and the heap would grow to several times its size around them.
+    and the heap would grow to several times its size around them. And each call of torch between
+    two large products finds cold caches, so views are kept from step to step, and a tensor that
+    one module made and others read is copied once.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.step = -1
         self._blocks = [torch.empty(_BLOCK, device=device)]
+        self._views: list[Tensor] = []
+        self._ends: list[tuple[int, int]] = []  # block and place in it, after each view
         self.clear()
 
     def clear(self) -> None:
         """Forget what was taken."""
-        self._samples: list[tuple[Stream, str, str, int, int, int]] = []
-        self._block, self._used = 0, 0
+        self._samples: list[tuple[Stream, str, str, int]] = []  # with the number of the view
+        self._n_taken = 0
+        self._latest: deque[tuple[weakref.ref[Tensor], int]] = deque(maxlen=_LATEST)
 
     def take(self, stream: Stream, module: str, tensor: str, values: Tensor) -> None:
         """Copy a sample; on a GPU the copy is only queued."""
+        for latest, number in self._latest:
+            if latest() is values:
+                self._samples.append((stream, module, tensor, number))
+                return
+        self._samples.append((stream, module, tensor, self._n_taken))
+        self._latest.appendleft((weakref.ref(values), self._n_taken))
         chosen = sample(values)
-        n_values = chosen.numel()
-        while self._used + n_values > len(self._blocks[self._block]):
-            self._block, self._used = self._block + 1, 0
-            if self._block == len(self._blocks):
-                self._blocks.append(torch.empty(max(_BLOCK, n_values), device=chosen.device))
-        end = self._used + n_values
-        self._blocks[self._block][self._used : end].view(chosen.shape).copy_(chosen)
-        self._samples.append((stream, module, tensor, self._block, self._used, end))
-        self._used = end
+        self._view(chosen.shape).copy_(chosen)
+        self._n_taken += 1
 
     def traced(self) -> list[TracedTensor]:
         """Statistics of the samples, in the order of time."""
+        values = [summarise(view) for view in self._views[: self._n_taken]]
         return [
             TracedTensor(
                 step=self.step,
@@ -112,9 +119,27 @@ class _Room:
                 order=order,
                 module=module,
                 tensor=tensor,
-                values=summarise(self._blocks[block][start:end]),
+                values=values[number],
                 sampled=True,
                 windows=(),
             )
-            for order, (stream, module, tensor, block, start, end) in enumerate(self._samples)
+            for order, (stream, module, tensor, number) in enumerate(self._samples)
         ]
+
+    def _view(self, shape: torch.Size) -> Tensor:
+        """Memory for the next sample: that of the step before where it has the same shape."""
+        number = self._n_taken
+        if number < len(self._views) and self._views[number].shape == shape:
+            return self._views[number]
+        del self._views[number:], self._ends[number:]
+        block, start = self._ends[-1] if self._ends else (0, 0)
+        n_values = shape.numel()
+        while start + n_values > len(self._blocks[block]):
+            block, start = block + 1, 0
+            if block == len(self._blocks):
+                size = max(_BLOCK, n_values)
+                self._blocks.append(torch.empty(size, device=self._blocks[0].device))
+        end = start + n_values
+        self._views.append(self._blocks[block][start:end].view(shape))
+        self._ends.append((block, end))
+        return self._views[number]

@@ -82,11 +82,15 @@ def summarise(tensor: Tensor) -> Values:
 
 def sample(tensor: Tensor) -> Tensor:
     """A view of a few positions of the first windows of (B, ..., S, D), at full width."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.ndim < 3:
         return tensor.flatten()[:_VALUES]
-    stride = -(-tensor.shape[-2] // _POSITIONS)
-    return tensor[:_WINDOWS, ..., ::stride, :]
+    size, strides = list(tensor.shape), list(tensor.stride())
+    apart = -(-size[-2] // _POSITIONS)
+    size[0], size[-2] = min(size[0], _WINDOWS), -(-size[-2] // apart)
+    strides[-2] *= apart
+    return tensor.as_strided(size, strides)  # one call, where slices are one for each dimension
 
 
 def bad_rows(tensor: Tensor) -> np.ndarray | None:
