@@ -199,6 +199,21 @@ def decode_at_one_time_only(places: Places, change: Change, patch: Patch) -> Non
     )
 
 
+def decode_without_a_guess(places: Places, change: Change, patch: Patch) -> None:
+    patch.setattr(CanvasSampler, "_guess", lambda self, state: None)
+
+
+def commit_another_canvas(places: Places, change: Change, patch: Patch) -> None:
+    """What the cache is given is not what is told to be the text."""
+
+    def commit(self: Any, live: Any, cache: Any, finished: Any, group: Any) -> None:
+        self.model.encode((finished + 1) % 280, cache=cache)
+        for row, ids in zip(live, finished.tolist(), strict=True):
+            row.extend(ids, eot_id=self.eot_id, limit=group.limit)
+
+    patch.setattr(CanvasSampler, "_commit", commit)
+
+
 def cite_what_is_gone(places: Places, change: Change, patch: Patch) -> None:
     (places.root / "docs" / "gone.md").write_text("See `src/canvaslm/loss.py:gone`.\n")
 
@@ -226,7 +241,9 @@ FAULTS: dict[Callable[[Places, Change, Patch], None], tuple[str, str]] = {
     add_the_guess_itself: ("fresh_guess_adds_nothing", "values differ"),
     let_a_canvas_read_its_answer: ("answers_are_unseen", "own_clean_copy_is_unseen"),
     read_other_values_from_the_cache: ("cache_agrees_with_window", "cached_decoding_agrees"),
-    decode_at_one_time_only: ("decoding_sees_what_training_sees", "time 1 at step 1 for 0.667"),
+    decode_at_one_time_only: ("decoding_sees_what_training_sees", "time 1 instead of 0.667"),
+    decode_without_a_guess: ("decoding_sees_what_training_sees", "no guess was given"),
+    commit_another_canvas: ("decoding_sees_what_training_sees", "was read at position"),
     cite_what_is_gone: ("docs_cite_what_exists", "docs/gone.md:1"),
 }
 
@@ -250,6 +267,51 @@ def test_a_planted_fault_is_the_first_that_fails(
     assert found.next_step
     with pytest.raises(GateClosedError, match=probe):
         conclude([found])
+
+
+def read_no_end_of_text_before_a_prompt(places: Places, change: Change, patch: Patch) -> None:
+    plain = torch.nn.functional.pad
+    patch.setattr(
+        "canvaslm.sampling.autoregressive.functional.pad",
+        lambda ids, widths, value: plain(ids, widths, value=7),
+    )
+
+
+def let_a_token_read_itself(places: Places, change: Change, patch: Patch) -> None:
+    """As a mask that is off by one does: a token sees the one that follows it."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, torch.ones(q.shape[2], k.shape[2]).tril(k.shape[2] - q.shape[2] + 1).bool(),
+            enable_gqa=True,
+        )  # fmt: skip
+
+    patch.setattr("canvaslm.model.backbone.causal_attention", attend)
+
+
+TWIN_FAULTS: dict[Callable[[Places, Change, Patch], None], tuple[str, str]] = {
+    flip_a_bit_of_a_checkpoint: ("run_is_whole", "step_00000004/model.safetensors"),
+    lose_the_optimiser_on_resume: ("resume_changes_no_bit", "optimizer_state_survives"),
+    let_a_token_read_itself: ("answers_are_unseen", "later_tokens_are_unseen"),
+    read_no_end_of_text_before_a_prompt: (
+        "decoding_sees_what_training_sees",
+        "id 7 was read at position 0 for 279",
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", TWIN_FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_of_the_twin_is_the_first_that_fails(
+    project: Places,
+    change_params: Change,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[Places, Change, Patch], None],
+) -> None:
+    probe, told = TWIN_FAULTS[plant]
+    plant(project, change_params, monkeypatch)
+    found = first_failure(project, "autoregressive")
+    assert (found.probe, found.objective) == (probe, "autoregressive"), found
+    assert told in found.measured
 
 
 def test_each_probe_has_a_fault_that_it_was_seen_to_find() -> None:

@@ -101,11 +101,14 @@ def _look_at_leak(patient: Patient) -> Seen:
 
 
 def _as_seen(checks: list[Check], looked_at: str) -> Seen:
-    """What checks of the audit say: all that failed, or what was measured."""
+    """What checks of the audit say: each that failed, or what the only one measured."""
     failed = [check for check in checks if check.verdict == "fail"]
+    told = f"{len(checks)} checks pass: {', '.join(check.name for check in checks)}"
+    if failed or len(checks) == 1:
+        told = "; ".join(f"{check.name}: {check.measured}" for check in failed or checks)
     return Seen(
         looked_at=looked_at,
-        measured="; ".join(f"{check.name}: {check.measured}" for check in failed or checks),
+        measured=told,
         holds=not failed,
         next_step="; ".join(dict.fromkeys(check.first_test for check in failed)),
     )
