@@ -113,6 +113,11 @@ def leave_half_a_final_checkpoint(places: Places, change: Change, patch: Patch) 
     (places.checkpoints / "diffusion" / "optimizer.safetensors").unlink()
 
 
+def damage_the_state_of_the_final_checkpoint(places: Places, change: Change, patch: Patch) -> None:
+    state = places.checkpoints / "diffusion" / "state.json"
+    state.write_text(state.read_text().replace('"step": 5', '"step": 6'))
+
+
 def lose_a_step_of_the_log(places: Places, change: Change, patch: Patch) -> None:
     for log in places.work.glob("*/steps.csv"):
         lines = log.read_text().splitlines(keepends=True)
@@ -231,6 +236,7 @@ FAULTS: dict[Callable[[Places, Change, Patch], None], tuple[str, str]] = {
     hold_the_lock: ("nobody_trains_it", "process 4711"),
     flip_a_bit_of_a_checkpoint: ("run_is_whole", "step_00000004/model.safetensors"),
     leave_half_a_final_checkpoint: ("run_is_whole", "optimizer.safetensors"),
+    damage_the_state_of_the_final_checkpoint: ("run_is_whole", "diffusion/state.json"),
     lose_a_step_of_the_log: ("run_is_whole", "steps.csv"),
     cut_the_report_of_the_loss: ("run_is_whole", "does not end at step 5"),
     have_gone_back: ("every_step_was_finite", "the output of blocks.0 in the noisy stream"),

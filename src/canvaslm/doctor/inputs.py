@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from canvaslm.checkpoint_state import read_state
 from canvaslm.code_fingerprint import fingerprint
 from canvaslm.corpus.documents import SPLITS
 from canvaslm.corpus.fetch import hash_file
@@ -109,13 +108,14 @@ def _look_at_fingerprints(patient: Patient) -> Seen:
 def _look_at_shapes(patient: Patient) -> Seen:
     """Params, tokenizer, shards and checkpoint speak of one model; a key that differs is named."""
     patient.job  # noqa: B018 - what contradicts itself is refused in one line
-    wrong = _unlike_tokenizer(patient)
-    told = "no checkpoint yet"
+    wrong, told = _unlike_tokenizer(patient), "no checkpoint yet"
     try:
         checkpoint = patient.checkpoint
-        unlike = [x for x in patient.unlike(read_state(checkpoint)) if x.key.startswith(_SHAPES)]
-        wrong += [f"{checkpoint}: {in_one_line([x])}" for x in unlike]
-        told = f"the same shape as {checkpoint}"
+        state, told = patient.stored_in(checkpoint), f"the same shape as {checkpoint}"
+        unlike = [] if state is None else patient.unlike(state)
+        wrong += [f"{checkpoint}: {in_one_line([x])}" for x in unlike if x.key.startswith(_SHAPES)]
+        if state is None:  # which is for another probe to tell
+            told = f"{checkpoint} does not say which"
     except NotThereError:
         pass
     layout = patient.recipe.layout

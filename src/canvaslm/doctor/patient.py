@@ -111,7 +111,7 @@ class Patient:
     def folder(self) -> Path | None:
         """The folder of the run's state, or None where it has none."""
         names = [identity_name(self.job.identity)]
-        stored = self._stored_in(self.final)
+        stored = self.stored_in(self.final)
         if stored is not None:
             names.append(identity_name(_plain(stored)))
         for name in names:
@@ -180,6 +180,13 @@ class Patient:
             told = f"no {self.places.shards}"
             raise NotThereError(told, command="dvc repro audit_windows")
 
+    def stored_in(self, directory: Path) -> State | None:
+        """What a checkpoint says of itself, if it can be read; damage is for a probe to tell."""
+        try:
+            return read_state(directory)
+        except InputError:
+            return None
+
     def unlike(self, state: State) -> list[Difference]:
         """In what a checkpoint's run differs from the run that the inputs would make now."""
         stored = _plain(state)
@@ -189,17 +196,10 @@ class Patient:
         """The folder of this objective's run that differs least."""
         found = []
         for path in sorted(self.places.work.glob(f"*/checkpoints/step_*/{STATE}")):
-            state = self._stored_in(path.parent)
+            state = self.stored_in(path.parent)
             if state is not None and state.identity.objective == self.objective:
                 found.append((len(self.unlike(state)), path.parents[2]))
         return min(found)[1] if found else None
-
-    def _stored_in(self, directory: Path) -> State | None:
-        """What a checkpoint says of itself, if it can be read; damage is for a probe to tell."""
-        try:
-            return read_state(directory)
-        except InputError:
-            return None
 
 
 @functools.cache
