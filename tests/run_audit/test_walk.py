@@ -7,13 +7,14 @@ import re
 import pytest
 
 from canvaslm.errors import GateClosedError
+from canvaslm.reporting.verdict import Verdict
 from canvaslm.run_audit import page, walk
-from canvaslm.run_audit.check import Check, attempt, decide
+from canvaslm.run_audit.check import Check, Group, attempt, decide
 from canvaslm.run_audit.page import render_audit
 from canvaslm.run_audit.walk import RunAudit, audit_run
 
 
-def check(name, verdict="pass", group="data"):
+def check(name: str, verdict: Verdict = "pass", group: Group = "data") -> Check:
     return Check(
         group=group,
         name=name,
