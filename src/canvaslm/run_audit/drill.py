@@ -21,7 +21,7 @@ from canvaslm.run_audit.subject import Subject
 from canvaslm.training.learner import Learner, Objective
 from canvaslm.training.run_state import StepRecord
 
-_MOST_TOKENS = 4096  # of a drilled step, so that a large shape stays within minutes on a CPU
+_MOST_TOKENS = 2048  # of a drilled step, so that a large shape stays within minutes on a CPU
 _N_STEPS = 3
 _MOST_SEARCHED = 10_000  # window numbers among which one with a guess is looked for
 _NO_CLIPPING = 1e30  # a norm that no finite gradient reaches

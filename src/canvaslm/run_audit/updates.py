@@ -93,7 +93,7 @@ class _Drills:
 def check_updates(subject: Subject) -> list[Check]:
     """Drill a few steps at the run's own shape, and look at what its whole training came to.
 
-    The drills run in float32 on the CPU, on at most 4,096 tokens a step, or two windows.
+    The drills run in float32 on the CPU, on at most 2,048 tokens a step, or two windows.
     """
     drills = _Drills(subject)
     makes: dict[str, Callable[[str], Check]] = {
