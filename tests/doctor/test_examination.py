@@ -1,5 +1,6 @@
 """Is a run looked at whole, without being touched, and is what is not there told as such?"""
 
+import dataclasses
 import hashlib
 import itertools
 import shutil
@@ -95,6 +96,9 @@ def test_the_first_failure_is_named_and_what_rests_on_it_is_not_carried_out(
     with pytest.raises(GateClosedError) as closed:
         conclude(findings)
     assert "No shards, or an incomplete dataset: shards_are_whole" in str(closed.value)
+    twin = next(f for f in findings if f.objective == "autoregressive")
+    with pytest.raises(GateClosedError, match=r"No window fits \(autoregressive\): windows_fit"):
+        conclude([dataclasses.replace(twin, verdict="fail")])
     assert "docs/guides/debugging.md#no-shards-or-an-incomplete-dataset" in str(closed.value)
 
 

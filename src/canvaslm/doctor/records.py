@@ -63,7 +63,7 @@ def _look_at_run(patient: Patient) -> Seen:
         looked_at=", ".join(str(place) for place in [patient.folder, patient.final] if place),
         measured=("; ".join(wrong) or f"{len(places)} checkpoints whole, logs agree") + told,
         holds=not wrong,
-        next_step="run `pretrain` again: it goes on from the newest whole checkpoint",
+        next_step=f"run `{patient.command}`: it goes on from the newest whole checkpoint",
     )
 
 

@@ -61,8 +61,9 @@ def conclude(findings: Sequence[Finding]) -> str:
     missing = sum(finding.verdict == "not_measured" for finding in findings)
     if failed:
         first = failed[0]
+        whose = f" ({first.objective})" if first.objective else ""
         raise GateClosedError(
-            f"doctor: {' '.join(filter(None, [first.symptom, first.objective]))}: "
+            f"doctor: {first.symptom}{whose}: "
             f"{first.probe}: {first.measured}; {first.next_step}; read {first.anchor}"
         )
     return f"nothing fails: {len(findings) - missing} pass, {missing} not measured"
