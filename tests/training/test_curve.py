@@ -135,3 +135,12 @@ def test_a_report_that_could_not_be_written_is_refused_by_place(tmp_path):
     with pytest.raises(InputError, match=r"metrics\.json: expected a file, got a folder"):
         refuse_unwritable(tmp_path / "reports")
     refuse_unwritable(tmp_path / "absent" / "deep")
+
+
+def test_a_folder_of_the_user_is_not_taken_for_a_trace(tmp_path):
+    (tmp_path / "nonfinite").mkdir()
+    (tmp_path / "nonfinite" / "trace.json").write_text("{}")
+    refuse_unwritable(tmp_path)
+    (tmp_path / "nonfinite" / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match=r"nonfinite: .* got 'thesis\.tex'"):
+        refuse_unwritable(tmp_path)

@@ -68,7 +68,7 @@ def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
     Raises:
         InputError: ``path`` is a file, or holds something else, which would be lost.
     """
-    _refuse_what_would_be_lost(path, holds)
+    refuse_what_would_be_lost(path, holds)
     path = Path(os.path.realpath(path))
     aside = _beside(path, "partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -85,6 +85,35 @@ def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def refuse_what_would_be_lost(path: Path, holds: Collection[str]) -> None:
+    """Raise unless a folder may be replaced: one of the user's, named by mistake, must not vanish.
+
+    Args:
+        path: the folder; it need not exist.
+        holds: patterns of the names that may stand in it.
+
+    Raises:
+        InputError: it is a file, or holds something else.
+    """
+    try:
+        found = sorted(entry.name for entry in path.iterdir())
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise InputError(
+            path, expected="a folder", got="a file", fix="name another folder"
+        ) from None
+    known = (*holds, ".*.partial")  # the latter of a write_bytes that was killed
+    foreign = [name for name in found if not any(fnmatch(name, pattern) for pattern in known)]
+    if foreign:
+        raise InputError(
+            path,
+            expected=f"a folder with nothing but {', '.join(holds)}, which are replaced",
+            got=repr(foreign[0]),
+            fix="move that away, or name another folder",
+        )
 
 
 def remove_directory(path: Path) -> None:
@@ -135,27 +164,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def _refuse_what_would_be_lost(path: Path, holds: Collection[str]) -> None:
-    """A folder of the user's, named by mistake, must not vanish."""
-    try:
-        found = sorted(entry.name for entry in path.iterdir())
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise InputError(
-            path, expected="a folder", got="a file", fix="name another folder"
-        ) from None
-    known = (*holds, ".*.partial")  # the latter of a write_bytes that was killed
-    foreign = [name for name in found if not any(fnmatch(name, pattern) for pattern in known)]
-    if foreign:
-        raise InputError(
-            path,
-            expected=f"a folder with nothing but {', '.join(holds)}, which are replaced",
-            got=repr(foreign[0]),
-            fix="move that away, or name another folder",
-        )
 
 
 def _swap(aside: Path, path: Path) -> None:

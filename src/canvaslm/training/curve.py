@@ -11,9 +11,11 @@ from typing import Any
 
 from canvaslm.checkpoint_state import Rollback
 from canvaslm.errors import InputError
-from canvaslm.reporting.files import write_csv, write_json
+from canvaslm.reporting.files import refuse_what_would_be_lost, write_csv, write_json
 from canvaslm.training.guard import MARKED, NO_TARGETS, is_bad
-from canvaslm.training.run_state import StepRecord
+from canvaslm.training.machine import MACHINE
+from canvaslm.training.run_state import TRACE, StepRecord
+from canvaslm.training.trace import TRACE_FILES
 
 _LOSS, _TIMING, _METRICS = _FILES = ("loss.csv", "timing.csv", "metrics.json")
 _LOSS_COLUMNS = (
@@ -33,16 +35,18 @@ def refuse_unwritable(out: Path) -> None:
     """Raise unless the files of a report can be written under ``out``, over older ones or not.
 
     Raises:
-        InputError: a file stands where the folder should, or a folder where a file should.
+        InputError: a file stands where a folder should, a folder where a file should, or the
+            folder of the trace holds something else, which would be lost.
     """
     for place in (out, *out.parents):
         if place.is_dir():
             break
         if place.is_symlink() or place.exists():
             raise InputError(place, expected="a folder", got="a file", fix="remove it")
-    for name in _FILES:
+    for name in (*_FILES, MACHINE):
         if (out / name).is_dir():
             raise InputError(out / name, expected="a file", got="a folder", fix="remove it")
+    refuse_what_would_be_lost(out / TRACE, TRACE_FILES)
 
 
 def write_curve(

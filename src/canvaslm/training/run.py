@@ -31,6 +31,7 @@ from canvaslm.training.loop import start, train
 from canvaslm.training.machine import MACHINE, note_machine
 from canvaslm.training.memory import refuse_what_does_not_fit
 from canvaslm.training.run_state import RunState, open_run
+from canvaslm.training.trace import TRACE_FILES
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def _copy_notes(state: RunState, reports: Path) -> None:
     if (state.directory / MACHINE).is_file():
         write_bytes(reports / MACHINE, (state.directory / MACHINE).read_bytes())
     if state.trace.is_dir():
-        with whole_directory(reports / state.trace.name, holds=["*"]) as aside:
+        with whole_directory(reports / state.trace.name, holds=TRACE_FILES) as aside:
             shutil.copytree(state.trace, aside, dirs_exist_ok=True)
     elif (reports / state.trace.name).is_dir():  # of an earlier run
         remove_directory(reports / state.trace.name)

@@ -25,6 +25,7 @@ from canvaslm.reporting.files import write_csv
 
 _LEARNED = ("step", "nats", "targets", "gradient_norm", "learning_rate", "cause")
 _TIMED = ("step", "seconds")
+TRACE = "nonfinite"
 _LEFTOVER = re.compile(r"\.step_\d+\.(\d+\.)?(partial|removed)")
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class RunState:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.checkpoints = directory / "checkpoints"
-        self.trace = directory / "nonfinite"  # of the run's first bad step, once there is one
+        self.trace = directory / TRACE  # of the run's first bad step, once there is one
         self._learned = _Log(directory / "steps.csv", _LEARNED)
         self._timed = _Log(directory / "seconds.csv", _TIMED)
 

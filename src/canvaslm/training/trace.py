@@ -9,7 +9,7 @@ from canvaslm.reporting.files import whole_directory, write_bytes, write_csv, wr
 from canvaslm.training.trace_chart import draw_trace
 from canvaslm.training.trace_values import SAMPLED, TracedTensor
 
-_FILES = ("trace.json", "tensors.csv", "trace.svg")
+TRACE_FILES = ("trace.json", "tensors.csv", "trace.svg")
 _COLUMNS = (
     "step",
     "micro_batch",
@@ -69,7 +69,7 @@ class Trace:
         Raises:
             InputError: the directory holds something else, which would be lost.
         """
-        with whole_directory(directory, holds=_FILES) as place:
+        with whole_directory(directory, holds=TRACE_FILES) as place:
             write_json(place / "trace.json", self._summary())
             write_csv(place / "tensors.csv", _COLUMNS, map(_cells, self.tensors))
             write_bytes(place / "trace.svg", self._draw().encode())
