@@ -117,7 +117,7 @@ class Attempt:
 
 def kill_at(attempt: Attempt, aim: str, draws: random.Random) -> Kill | None:
     """Wait for a moment and kill; None when the command came to its end first."""
-    seen, delay_s = _seen(attempt, aim), _delay_s(aim, draws)
+    seen, delay_s = _seen(attempt, aim, is_first=draws.random() < 0.5), _delay_s(aim, draws)
     seen_at = None
     while attempt.dvc.poll() is None:
         attempt.look()
@@ -157,14 +157,22 @@ def _delay_s(aim: str, draws: random.Random) -> float:
     return draws.uniform(0.0, longest[aim])
 
 
-def _seen(attempt: Attempt, aim: str) -> Callable[[], bool]:
-    """What tells that a moment has come."""
+def _seen(attempt: Attempt, aim: str, *, is_first: bool) -> Callable[[], bool]:
+    """What tells that a moment has come; a save is the trainer's first, or a later one."""
     place, lock = attempt.place, attempt.place.root / "dvc.lock"
+
+    def has_saved() -> bool:
+        return max(place.steps_saved(), default=0) > attempt.saved_before
+
+    def saves() -> bool:
+        half = any(path.name.endswith(".partial") for path in place.saves())
+        return half and (is_first or has_saved())
+
     return {
         "start": lambda: True,
         "import": lambda: attempt.trainer is not None,
-        "step": lambda: max(place.steps_saved(), default=0) > attempt.saved_before,
-        "save": lambda: any(path.name.endswith(".partial") for path in place.saves()),
+        "step": has_saved,
+        "save": saves,
         "prune": lambda: len(place.steps_saved()) > place.keep_last,
         "copy out": lambda: any(_copies(place)) or place.steps in place.steps_saved(),
         "commit": lambda: attempt.trainer is not None and not attempt.trains(),
