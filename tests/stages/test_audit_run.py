@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,23 +27,34 @@ PRETRAIN = {
 AUDIT = {"device": "cpu", "n_windows": 2, "max_held_out_windows": 2, "overfit_learning_rate": 0.01}
 
 
-@pytest.fixture
-def run(decodable: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a finished run of the twin, which is also the working directory."""
-    (tmp_path / "data/tokenizer").mkdir(parents=True)
-    (tmp_path / "data/shards").symlink_to(decodable["shards"])
-    (tmp_path / "data/tokenizer/tokenizer.json").symlink_to(decodable["tokenizer"])
-    (tmp_path / "reports/collect_documents").mkdir(parents=True)
-    (tmp_path / "reports/collect_documents/metrics.json").write_text("{}")
+@pytest.fixture(scope="module")
+def trained(decodable: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of the twin."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "data/tokenizer").mkdir(parents=True)
+    (place / "data/shards").symlink_to(decodable["shards"])
+    (place / "data/tokenizer/tokenizer.json").symlink_to(decodable["tokenizer"])
+    (place / "reports/collect_documents").mkdir(parents=True)
+    (place / "reports/collect_documents/metrics.json").write_text("{}")
     values = read_yaml(decodable["params"])
     values["pretrain"] |= PRETRAIN
     values["audit_run"] |= AUDIT
-    with (tmp_path / "params.yaml").open("w") as file:
+    with (place / "params.yaml").open("w") as file:
         YAML().dump(values, file)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    assert call("pretrain", monkeypatch) == 0
-    return tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("DVC_ROOT", str(place))
+        assert call("pretrain", patch) == 0
+    return place
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, which is also the working directory."""
+    place = tmp_path / "run"
+    shutil.copytree(trained, place, symlinks=True)
+    monkeypatch.chdir(place)
+    return place
 
 
 def call(stage: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
@@ -90,7 +102,7 @@ def test_a_failed_check_closes_the_gate_after_the_report_and_stands_on_top_of_it
 
 
 def test_another_runs_checkpoint_is_told_by_its_identity(
-    run: Path, decodable: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = read_yaml(run / "params.yaml")
     values["pretrain"]["weight_decay"] = 0.05
