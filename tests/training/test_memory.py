@@ -10,7 +10,8 @@ from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
 from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
-from canvaslm.training import memory
+from canvaslm.training import memory, trace_ring
+from canvaslm.training.learner import Learner
 from canvaslm.training.memory import estimate_memory, refuse_what_does_not_fit
 
 BASE = {
@@ -23,6 +24,12 @@ BASE = {
     "vocab_multiple": 1,
 }
 LAPTOP = Layout(canvas_tokens=16, canvases_per_window=8, vocab_size=2048)
+
+
+def objective_of(recipe):
+    if recipe.diffusion is None:
+        return NextToken(layout=recipe.layout, eot_id=0, vocab_chunk=2048)
+    return Denoising(layout=recipe.layout, diffusion=recipe.diffusion, seed=1, vocab_chunk=2048)
 
 
 def kept_bytes(recipe):
@@ -39,12 +46,7 @@ def kept_bytes(recipe):
             alive.append(tensor)  # so that no later storage gets its address
         return tensor
 
-    if recipe.diffusion is None:
-        objective = NextToken(layout=recipe.layout, eot_id=0, vocab_chunk=2048)
-    else:
-        objective = Denoising(
-            layout=recipe.layout, diffusion=recipe.diffusion, seed=1, vocab_chunk=2048
-        )
+    objective = objective_of(recipe)
     windows = torch.zeros(1, recipe.layout.window_tokens, dtype=torch.int64)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         objective.loss(model, windows, np.arange(1))
@@ -82,6 +84,26 @@ def test_gradient_checkpointing_keeps_a_block_s_input_only(tiny_recipe):
     assert kept_bytes(thrifty) < kept_bytes(plain) / 5
     estimates = [estimate_memory(r, sliced_attention=True).activations for r in (plain, thrifty)]
     assert estimates[1] < estimates[0] / 3  # a block is computed once more in the backward pass
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_the_samples_of_a_trace_are_counted(tiny_recipe, monkeypatch, kind):
+    monkeypatch.setattr(trace_ring, "LEAST_VALUES", 1)
+    monkeypatch.setattr(memory, "LEAST_VALUES", 1)
+    recipe = tiny_recipe(
+        kind, layout=LAPTOP, model=BASE | {"n_layers": 4}, trace_steps=2, micro_batch_windows=4
+    )
+    learner = Learner(recipe, objective_of(recipe), torch.device("cpu"))
+    ring = learner._ring
+    for step in range(3):
+        windows = np.zeros((4, recipe.layout.window_tokens), np.int64)
+        learner.take_step(step, windows, np.arange(4) + 4 * step)
+    rooms = [*ring._kept, *ring._free]
+    held = sum(block.nbytes for room in rooms for block in room._blocks)
+    estimate = estimate_memory(recipe, sliced_attention=True).trace
+    assert 0.8 * held < estimate < 1.5 * held
+    for off in ({"trace_steps": 0}, {"compile": True}):
+        assert estimate_memory(tiny_recipe(kind, **off), sliced_attention=True).trace == 0
 
 
 def test_state_is_sixteen_bytes_a_parameter(tiny_recipe):

@@ -14,8 +14,10 @@ from canvaslm.device import available_bytes
 from canvaslm.errors import InputError
 from canvaslm.model.shape import count_parameters
 from canvaslm.training.plan import Recipe
+from canvaslm.training.trace_ring import LEAST_VALUES
+from canvaslm.training.trace_values import SAMPLED_ROWS
 
-_TERMS = ("weights", "gradients", "moments", "activations", "loss_chunk", "runtime")
+_TERMS = ("weights", "gradients", "moments", "activations", "loss_chunk", "trace", "runtime")
 _FLOAT32 = 4
 _RUNTIME = 2**27  # measured on a batch of one window: 96 to 160 MB above the terms
 _LOSS_COPIES = 4  # of one vocabulary chunk: logits, exponentials, gradient, and one on the way
@@ -31,6 +33,7 @@ class MemoryEstimate:
     moments: int
     activations: int
     loss_chunk: int
+    trace: int  # samples of the last good steps
     runtime: int  # what libraries take on first use, whatever the model
 
     @property
@@ -61,6 +64,7 @@ def estimate_memory(recipe: Recipe, *, sliced_attention: bool) -> MemoryEstimate
         moments=2 * _FLOAT32 * n_parameters,
         activations=rows * _bytes_per_token(recipe, sliced_attention),
         loss_chunk=rows * (_LOSS_COPIES * chunk + 4 * recipe.model.width) * _FLOAT32,
+        trace=_trace_bytes(recipe),
         runtime=_RUNTIME,
     )
 
@@ -117,6 +121,21 @@ def _block_bytes(recipe: Recipe, seen_keys: float) -> int:
     heads = arithmetic * (3 * queries + 2 * seen_keys * keys)
     feed_forward = arithmetic * 4 * model.ffn_width
     return int(residual + heads + feed_forward)
+
+
+def _trace_bytes(recipe: Recipe) -> int:
+    """Room for samples: of each tensor between two modules, and of its gradient, a few positions.
+
+    A block has about eight such tensors of width D and three of width F. The first pass of
+    self-conditioning has no gradients, so it counts half.
+    """
+    params, model = recipe.pretrain, recipe.model
+    if not params.trace_steps or params.compile:
+        return 0
+    values = 2 * (8 * model.width + 3 * model.ffn_width)
+    streams = len(_seen_keys(recipe, False)) + (model.self_conditioning != "off") / 2
+    step = int(SAMPLED_ROWS * model.n_layers * streams * values)
+    return (params.trace_steps + 1) * max(step, LEAST_VALUES) * _FLOAT32
 
 
 def _arithmetic_bytes(recipe: Recipe) -> int:

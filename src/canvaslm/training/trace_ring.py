@@ -17,7 +17,7 @@ from canvaslm.training.plan import PretrainParams
 from canvaslm.training.trace_hooks import watching
 from canvaslm.training.trace_values import Stream, TracedTensor, sample, summarise
 
-_BLOCK = 2**20  # values: more than a step leaves at the laptop's shape
+LEAST_VALUES = 2**20  # values: more than a step leaves at the laptop's shape
 _LATEST = 6  # tensors: the normed input of a feed-forward is read again after five others
 
 
@@ -85,7 +85,7 @@ class _Room:
 
     def __init__(self, device: torch.device) -> None:
         self.step = -1
-        self._blocks = [torch.empty(_BLOCK, device=device)]
+        self._blocks = [torch.empty(LEAST_VALUES, device=device)]
         self._views: list[Tensor] = []
         self._ends: list[tuple[int, int]] = []  # block and place in it, after each view
         self.clear()
@@ -137,7 +137,7 @@ class _Room:
         while start + n_values > len(self._blocks[block]):
             block, start = block + 1, 0
             if block == len(self._blocks):
-                size = max(_BLOCK, n_values)
+                size = max(LEAST_VALUES, n_values)
                 self._blocks.append(torch.empty(size, device=self._blocks[0].device))
         end = start + n_values
         self._views.append(self._blocks[block][start:end].view(shape))

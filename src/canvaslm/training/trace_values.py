@@ -10,6 +10,7 @@ from torch import Tensor
 Stream = Literal["clean", "first", "noisy", "loss", "parameters", ""]  # "": outside of any pass
 
 _WINDOWS, _POSITIONS = 2, 4  # of a sample: a five hundredth of a tensor of the laptop's shape
+SAMPLED_ROWS = _WINDOWS * _POSITIONS
 _VALUES = 1024  # of a tensor that has no positions
 SAMPLED = f"at most {_POSITIONS} positions, evenly apart, of the first {_WINDOWS} windows, in full"
 
