@@ -231,10 +231,20 @@ def _parity_table(metrics: Mapping[str, Any]) -> Table | None:
                 _shown(score.get("bits_per_byte"), ".4f"),
                 _shown(score.get("trained_tokens")),
                 _shown(score.get("trained_flops"), ".3g"),
+                _shown(score.get("trained_skipped_steps")),
                 _shown(score.get("estimator")),
             ]
         )
-    header = ("model", "nats/token", "± (documents)", "bits/byte", "tokens", "FLOPs", "estimator")
+    header = (
+        "model",
+        "nats/token",
+        "± (documents)",
+        "bits/byte",
+        "tokens",
+        "FLOPs",
+        "steps skipped",
+        "estimator",
+    )
     return Table(header=header, rows=rows)
 
 
