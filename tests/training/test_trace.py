@@ -545,5 +545,5 @@ def test_samples_take_memory_once_and_use_it_again(tiny_recipe, windows):
 
 def test_samples_that_need_more_memory_get_it(tiny_recipe, windows, monkeypatch):
     whole = explain(tiny_recipe(), windows, spoil_weight)
-    monkeypatch.setattr(trace_ring, "_BLOCK", 100)  # below some samples, above others
+    monkeypatch.setattr(trace_ring, "LEAST_VALUES", 100)  # below some samples, above others
     assert explain(tiny_recipe(), windows, spoil_weight) == whole
