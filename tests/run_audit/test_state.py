@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 from canvaslm.model.backbone import Backbone
 from canvaslm.run_audit import revival
 from canvaslm.run_audit.rehearsal import fresh_learner, learn_one_window, take_steps
+from canvaslm.run_audit.revival import stored_identity
 from canvaslm.run_audit.state import check_state
+from canvaslm.training.identity import identity_name
 
 KINDS = ("diffusion", "autoregressive")
 
@@ -93,10 +95,18 @@ def test_a_machine_that_nobody_wrote_down_is_not_measured(open_long, tmp_path):
     subject = open_long("diffusion")
     absent = one(check_state(dataclasses.replace(subject, reports=tmp_path)), "machine_is_recorded")
     assert absent.verdict == "not_measured"
-    assert one(check_state(subject), "machine_is_recorded").verdict == "pass"
-    (tmp_path / "machine.json").write_text('{"processor": "p"}')
-    found = one(check_state(dataclasses.replace(subject, reports=tmp_path)), "machine_is_recorded")
-    assert (found.verdict, found.measured) == ("fail", "recorded, without python, torch")
+    run = identity_name(stored_identity(subject))
+    for content, verdict, told in (
+        ({"run": run, "processor": "p", "python": "3", "torch": "2"}, "pass", "recorded"),
+        ({"run": run, "processor": "p"}, "fail", "recorded, without python, torch"),
+        ({"run": "0" * 16, "processor": "p"}, "not_measured", f"of run {'0' * 16} and the"),
+        ({"processor": "p"}, "not_measured", "does not say of which run"),
+    ):
+        (tmp_path / "machine.json").write_text(json.dumps(content))
+        checks = check_state(dataclasses.replace(subject, reports=tmp_path))
+        found = one(checks, "machine_is_recorded")
+        assert found.verdict == verdict
+        assert told in found.measured
 
 
 def test_moments_that_began_anew_are_named_by_their_counter(open_long, failures):

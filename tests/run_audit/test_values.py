@@ -57,6 +57,7 @@ def test_the_first_extreme_output_is_named_by_its_module(open_run, value):
     first = check_values(subject)[0]
     assert (first.name, first.verdict) == ("no_activation_is_extreme", "fail")
     assert "blocks.1.feed_forward.gate, output " in first.measured
+    assert "pretrain.learning_rate" in first.first_test
     assert "nan" not in first.measured
     assert "inf" not in first.measured.replace("information", "")
 
@@ -212,6 +213,21 @@ def test_a_loss_that_is_no_number_is_impossible(open_run):
         assert named(checks, name).verdict == "fail"
     told = " ".join(check.measured for check in checks)
     assert "nan" not in told.split()
+
+
+def test_a_likelihood_far_above_a_uniform_guess_is_named_and_a_bound_is_not(open_run):
+    """Rows of the table a hundred times as long: confident, and wrong."""
+    for kind, verdict in (("autoregressive", "fail"), ("diffusion", "pass")):
+        subject = open_run(kind)
+        initialise(subject.model, 3)
+        with torch.no_grad():
+            subject.model.final_norm.weight.mul_(1000)
+        check = named(check_values(subject), "held_out_loss_is_possible")
+        assert check.verdict == verdict, check
+        if verdict == "fail":
+            assert "pretrain.learning_rate" in check.first_test
+        else:
+            assert "a bound may lie above ln V" in check.expected
 
 
 def test_ln_v_and_the_unigram_entropy_are_shown_and_close_no_gate(open_run, failures):

@@ -87,13 +87,13 @@ def test_the_first_failure_closes_the_gate_when_both_files_are_written(
         data=lambda subject: [check("a"), check("b", "fail")],
         flow=lambda subject: [check("c", "fail", "flow")],
     )
-    with pytest.raises(GateClosedError, match=r"^audit_run: b: .*\(and 1 later ones\).*look at b"):
+    with pytest.raises(GateClosedError, match=r"^audit_run: b: .*\(1 more after it\).*look at b"):
         audit_run(open_run("diffusion"), out=tmp_path)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert (metrics["first_failure"], metrics["n_failed"]) == ("b", 2)
     assert [c["name"] for c in metrics["checks"]] == ["a", "b", "c"]
     text = (tmp_path / "index.html").read_text()
-    assert text.index("b: no") < text.index("look at b") < text.index("<code>a</code>")
+    assert text.index("failed: b") < text.index("look at b") < text.index("<code>a</code>")
     assert text.count("first failure") == 1
     assert text.count("fails after the first") == 1
     assert "1 more failed after it" in text
@@ -106,6 +106,8 @@ def test_a_name_stands_for_one_check(open_run, monkeypatch):
 
 
 def test_verdict_and_reason_of_a_clean_audit():
+    alone = RunAudit(objective="diffusion", checks=[check("a"), check("b", "fail")])
+    assert alone.verdict_reason == "b: b <was> measured"
     audit = RunAudit(objective="diffusion", checks=[check("a"), check("b")])
     assert (audit.verdict, audit.verdict_reason) == ("pass", "2 checks pass")
     assert audit.metrics()["first_failure"] is None

@@ -8,6 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from ruamel.yaml import YAML
+
+from canvaslm.params import read_yaml
 
 ROOT = Path(__file__).parents[2]
 DECODERS = ["fixed_16", "fixed_32", "adaptive_32", "autoregressive"]
@@ -119,3 +122,18 @@ def test_more_prompts_than_held_out_windows_are_refused(
     done = _run({**decodable, "params": params}, tmp_path / "out")
     assert done.returncode == 2
     assert "expected at least 5000 windows of 32 tokens" in done.stderr
+
+
+def test_prompts_of_part_canvases_are_refused_under_the_name_of_their_knob(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    """A block mask reads whole canvases of 4 tokens; the error names what to set."""
+    content = read_yaml(decodable["params"])
+    content["model"] |= {"clean_mask": "block"}
+    content["eval_speedup"] |= {"prompt_tokens": 6}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(content, file)
+    places = {"params": tmp_path / "params.yaml", "shards": decodable["shards"]}
+    done = _run(places, tmp_path / "out", "--counts-only")
+    assert done.returncode == 2
+    assert "eval_speedup.prompt_tokens: expected a multiple of canvas_tokens, 4" in done.stderr

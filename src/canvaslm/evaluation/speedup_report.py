@@ -93,6 +93,7 @@ def measure_speedup(
     twin = load_contestant(autoregressive, "autoregressive", manifest)
     denoiser = load_contestant(diffusion, "diffusion", manifest)
     refuse_other_window(twin, denoiser)
+    _refuse_part_canvases(denoiser.model, params)
     device, eot_id = pick_device(params.device), manifest.eot_id
     judge = twin.model.to(device)
     decoders = build_decoders(
@@ -140,6 +141,7 @@ def count_speedup(
     """
     device = pick_device(params.device)
     denoiser, twin = Backbone(model, layout).eval(), Backbone(model.twin(), layout).eval()
+    _refuse_part_canvases(denoiser, params)
     for network in (denoiser, twin):
         initialise(network, params.seed)
         network.to(device)
@@ -188,6 +190,18 @@ def _compare(
         params=params,
     )
     return _Comparison(task=task, rows=rows, samples=samples, held_out=held_out)
+
+
+def _refuse_part_canvases(denoiser: Backbone, params: EvalSpeedupParams) -> None:
+    """Refuse prompts that a block mask cannot read, under the name of their knob."""
+    canvas_tokens = denoiser.layout.canvas_tokens
+    if denoiser.params.clean_mask == "block" and params.prompt_tokens % canvas_tokens:
+        raise InputError(
+            "eval_speedup.prompt_tokens",
+            expected=f"a multiple of canvas_tokens, {canvas_tokens}, since clean_mask is block",
+            got=str(params.prompt_tokens),
+            fix=f"set it to a multiple of {canvas_tokens}, or train with clean_mask: causal",
+        )
 
 
 def _task(windows: np.ndarray, n_tokens: int, params: EvalSpeedupParams) -> Task:

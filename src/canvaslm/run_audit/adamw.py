@@ -3,15 +3,24 @@
 Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2, written from the gradient and the
 moments before the step. The rate is not taken from anybody's word: it is the length of the update
 in the direction that the definition gives, and the decay is what is left along the weights.
+
+A run steps in float32, and a small step is rounded to the spacing of its weights. What rounding may
+do is worked out beside each figure, so that it is never taken for a fault: a small rate moves a
+norm's weight of 1 by a few units in its last place, and of weights that are still almost 0 the
+direction, known to seven digits, is larger than all that decay could do to them.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from canvaslm.run_audit.drill import StepSeen
 from canvaslm.training.plan import PretrainParams
+
+_FLOAT = torch.finfo(torch.float32)
+_ROUNDED = 4  # operations that each may round an operand by half a unit in its last place, twice
 
 
 def applied_rate(seen: StepSeen, params: PretrainParams) -> float:
@@ -25,40 +34,73 @@ def applied_rate(seen: StepSeen, params: PretrainParams) -> float:
     for name, weight in seen.before.items():
         if name not in seen.moments_after or seen.gradients[name] is None:
             continue
-        direction = _ratio(seen, name, params) + due_decay(name, weight, params) * weight.double()
+        direction = (
+            _ratio(seen, name, params).value + due_decay(name, weight, params) * weight.double()
+        )
         along -= float((_moved(seen, name) * direction).sum())
         length += float((direction * direction).sum())
     return along / length if length > 0 else 0.0
 
 
-def applied_decay(seen: StepSeen, name: str, rate: float, params: PretrainParams) -> float | None:
+def rate_slack(seen: StepSeen, params: PretrainParams) -> float:
+    """By how much rounding may move the rate that is read off a step, in the worst case."""
+    along = length = 0.0
+    for name, weight in seen.before.items():
+        if name not in seen.moments_after or seen.gradients[name] is None:
+            continue
+        ratio = _ratio(seen, name, params)
+        direction = ratio.value + due_decay(name, weight, params) * weight.double()
+        rounding = _rounding(weight) + params.learning_rate * ratio.slack
+        along += float((rounding * direction.abs()).sum())
+        length += float((direction * direction).sum())
+    return along / length if length > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decay:
     """The decay that explains what a step does along one parameter's own weights.
+
+    Attributes:
+        value: the decay.
+        slack: by how much rounding may have moved it; infinite for weights of 0.
+    """
+
+    value: float
+    slack: float
+
+
+def applied_decay(
+    seen: StepSeen, name: str, rate: float, params: PretrainParams, *, slack: float
+) -> Decay:
+    """Read the decay of one parameter off a step.
 
     Args:
         seen: the step.
         name: the parameter.
         rate: the learning rate of the step, above 0.
         params: betas and eps.
-
-    Returns:
-        The decay, or None for weights of 0, which no decay moves.
+        slack: by how much the rate may be off.
     """
     weight = seen.before[name].double()
     length = float((weight * weight).sum())
     if length == 0:
-        return None
-    left = _moved(seen, name) / -rate - _ratio(seen, name, params)
-    return float((left * weight).sum()) / length
+        return Decay(value=0.0, slack=math.inf)
+    ratio, moved = _ratio(seen, name, params), _moved(seen, name)
+    left = moved / -rate - ratio.value
+    rounding = _rounding(seen.before[name]) / rate + ratio.slack
+    doubt = float((rounding * weight.abs()).sum())
+    doubt += slack / rate**2 * abs(float((moved * weight).sum()))
+    return Decay(value=float((left * weight).sum()) / length, slack=doubt / length)
 
 
 def unexplained(seen: StepSeen, name: str, rate: float, params: PretrainParams) -> float:
     """How far a parameter's update is off the definition, as a share of the step's rate.
 
-    What float32 must round away is not counted: one unit in the last place of each weight.
+    What float32 must round away is not counted.
     """
-    weight = seen.before[name]
-    due = _ratio(seen, name, params) + due_decay(name, weight, params) * weight.double()
-    rounding = torch.finfo(weight.dtype).eps * weight.double().abs()
+    weight, ratio = seen.before[name], _ratio(seen, name, params)
+    due = ratio.value + due_decay(name, weight, params) * weight.double()
+    rounding = _rounding(weight) + rate * ratio.slack
     off = ((_moved(seen, name) + rate * due).abs() - rounding).clamp(min=0)
     return float(off.max()) / rate
 
@@ -78,7 +120,7 @@ def unexplained_moments(
         mean, square = _moments(seen, name, gradients[name].double(), params)
         for found, due in ((after.mean, mean), (after.square, square)):
             largest = float(due.abs().max())
-            off = float((found.double() - due).abs().max())
+            off = float(((found.double() - due).abs() - _FLOAT.tiny).clamp(min=0).max())
             worst = max(worst, off / largest if largest > 0 else off)
     return worst
 
@@ -98,15 +140,38 @@ def _moved(seen: StepSeen, name: str) -> Tensor:
     return seen.after[name].double() - seen.before[name].double()
 
 
-def _ratio(seen: StepSeen, name: str, params: PretrainParams) -> Tensor:
-    """The first moment over the root of the second, both corrected for their start at 0."""
+@dataclass(frozen=True, kw_only=True)
+class _Ratio:
+    """The direction of AdamW without decay, and by how much float32 may miss it."""
+
+    value: Tensor
+    slack: Tensor
+
+
+def _ratio(seen: StepSeen, name: str, params: PretrainParams) -> _Ratio:
+    """The first moment over the root of the second, both corrected for their start at 0.
+
+    Float32 rounds each operand of a sum to seven digits, which counts where the sum cancels, and
+    has no square below its smallest number.
+    """
     gradient = seen.gradients[name]
     assert gradient is not None
-    mean, square = _moments(seen, name, gradient.double(), params)
-    n_updates = seen.moments_before[name].n_updates + 1
-    mean = mean / (1 - params.beta1**n_updates)
-    square = square / (1 - params.beta2**n_updates)
-    return mean / (square.sqrt() + params.adam_eps)
+    gradient, before = gradient.double(), seen.moments_before[name]
+    mean, square = _moments(seen, name, gradient, params)
+    n_updates = before.n_updates + 1
+    bias1, bias2 = 1 - params.beta1**n_updates, 1 - params.beta2**n_updates
+    root = (square / bias2).sqrt() + params.adam_eps
+    operands = params.beta1 * before.mean.double().abs() + (1 - params.beta1) * gradient.abs()
+    lowest = (square * (1 - _ROUNDED * _FLOAT.eps) - _FLOAT.tiny).clamp(min=0)
+    least_root = (lowest / bias2).sqrt() + params.adam_eps
+    highest = (mean.abs() + _ROUNDED * _FLOAT.eps * operands) / bias1 / least_root
+    value = mean / bias1 / root
+    return _Ratio(value=value, slack=highest - value.abs() + _ROUNDED * _FLOAT.eps * value.abs())
+
+
+def _rounding(weight: Tensor) -> Tensor:
+    """What a step in the weights' own type may round: decay's factor, its product, and the sum."""
+    return 1.5 * torch.finfo(weight.dtype).eps * weight.double().abs()
 
 
 def _moments(

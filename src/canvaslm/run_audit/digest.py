@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from canvaslm.run_audit.adamw import applied_rate
+from canvaslm.run_audit.adamw import applied_rate, rate_slack
 from canvaslm.run_audit.drill import StepSeen
 from canvaslm.training.plan import PretrainParams
 from canvaslm.training.run_state import StepRecord
@@ -23,6 +23,7 @@ class Digest:
     Attributes:
         record: what the learner says of it.
         rate: the learning rate, read off the update; NaN of a refused step.
+        slack: by how much rounding may have moved it.
         norms: of each gradient, not finite where one of its values is not; None without one.
         n_listed: how many times the optimiser lists the parameter.
         trainable: whether the parameter asks for a gradient.
@@ -30,6 +31,7 @@ class Digest:
 
     record: StepRecord
     rate: float
+    slack: float
     norms: dict[str, float | None]
     n_listed: dict[str, int]
     trainable: dict[str, bool]
@@ -48,6 +50,7 @@ def digest(seen: StepSeen, params: PretrainParams) -> Digest:
     return Digest(
         record=seen.record,
         rate=math.nan if seen.record.cause else applied_rate(seen, params),
+        slack=0.0 if seen.record.cause else rate_slack(seen, params),
         norms={
             name: None if gradient is None else float(gradient.double().norm())
             for name, gradient in seen.gradients.items()

@@ -84,20 +84,16 @@ def check_schedule(
     """
     params = subject.recipe.pretrain
     off = [row for row in subject.loss_rows if not _is_due(row, params)]
-    drilled = [(step.record.step, step.rate) for step in (*whole, *cut)]
-    wrong = [
-        (step, rate)
-        for step, rate in drilled
-        if not _close(rate, due_rate(step, params), _LARGEST_GAP)
-    ]
+    drilled = [*whole, *cut]
+    wrong = [step for step in drilled if not _is_on_plan(step, params)]
     told = f"{len(subject.loss_rows) - len(off)} of {len(subject.loss_rows)} rows of loss.csv"
     if off:
         step = int(off[0]["step"]) - 1
         told += f" (step {step}: {off[0]['learning_rate']}, not {due_rate(step, params):.6g})"
     told += f"; {len(drilled) - len(wrong)} of {len(drilled)} drilled updates, cut and whole"
     if wrong:
-        step, rate = wrong[0]
-        told += f" (step {step}: {_told(rate)}, not {due_rate(step, params):.6g})"
+        step = wrong[0].record.step
+        told += f" (step {step}: {_told(wrong[0].rate)}, not {due_rate(step, params):.6g})"
     return decide(
         "updates",
         name,
@@ -127,6 +123,12 @@ def _is_due(row: dict[str, str], params: PretrainParams) -> bool:
     """Whether the rate of a row is that of its own step, the last of those it stands for."""
     due = due_rate(int(row["step"]) - 1, params)
     return _close(float(row["learning_rate"]), due, _LARGEST_LOGGED_GAP)
+
+
+def _is_on_plan(step: Digest, params: PretrainParams) -> bool:
+    """Whether the rate of an update is the plan's, as far as float32 tells."""
+    due = due_rate(step.record.step, params)
+    return abs(step.rate - due) <= _LARGEST_GAP * due + step.slack
 
 
 def _close(found: float, due: float, share: float) -> bool:

@@ -17,6 +17,7 @@ from canvaslm.run_audit.revival import (
     stored_identity,
 )
 from canvaslm.run_audit.subject import Subject
+from canvaslm.training.identity import identity_name
 from canvaslm.training.machine import MACHINE
 from canvaslm.training.plan import PretrainParams
 
@@ -117,16 +118,17 @@ def _check_machine(subject: Subject) -> Check:
     path, name = subject.reports / MACHINE, "machine_is_recorded"
     expected = f"{MACHINE} beside the loss log, with processor, versions and threads"
     first_test = "run `pretrain` again on the machine that has the run's state"
-    if not path.is_file():
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    why = _of_no_machine(subject, content)
+    if why:
         return Check(
             group="state",
             name=name,
-            measured=f"no {MACHINE}: it is of one machine and no out, so a checkout lacks it",
+            measured=why,
             expected=expected,
             verdict="not_measured",
             first_test=first_test,
         )
-    content = json.loads(path.read_text(encoding="utf-8"))
     text = json.dumps(content)
     missing = [key for key in ("processor", "python", "torch") if f'"{key}"' not in text]
     return decide(
@@ -137,6 +139,22 @@ def _check_machine(subject: Subject) -> Check:
         expected=expected,
         first_test=first_test,
     )
+
+
+def _of_no_machine(subject: Subject, content: Any) -> str:
+    """Why the note of a machine says nothing of this run, or nothing where it does."""
+    if content is None:
+        return f"no {MACHINE}: it is of one machine and no out, so a checkout lacks it"
+    due = identity_name(stored_identity(subject))
+    noted = content.get("run") if isinstance(content, dict) else None
+    if noted is None:
+        return f"{MACHINE} does not say of which run it is"
+    if noted != due:
+        return (
+            f"{MACHINE} is of run {noted} and the checkpoint of run {due}: DVC restored a training "
+            "from its cache, and the note is no out"
+        )
+    return ""
 
 
 def _check_moments(subject: Subject) -> Check:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from canvaslm.checkpoint_state import TENSOR_FILES
 from canvaslm.errors import GateClosedError
 from canvaslm.reporting.files import to_json, write_files
 from canvaslm.reporting.verdict import Verdict
@@ -52,7 +53,8 @@ class RunAudit:
         """The first failure, or how many checks passed."""
         if self.failures:
             first, *later = self.failures
-            return f"{first.name}: {first.measured} (and {len(later)} later ones)"
+            more = f" ({len(later)} more after it)" if later else ""
+            return f"{first.name}: {first.measured}{more}"
         missing = [check.name for check in self.checks if check.verdict == "not_measured"]
         told = f"{len(self.checks) - len(missing)} checks pass"
         return f"{told}; not measured: {', '.join(missing)}" if missing else told
@@ -78,9 +80,10 @@ def audit_run(subject: Subject, *, out: Path) -> None:
         GateClosedError: a check failed; both files are written.
     """
     audit = walk(subject)
+    about = {"trained_model_sha256": subject.state.files[TENSOR_FILES[0]]}
     write_files(
         {
-            out / "metrics.json": to_json(audit.metrics()).encode(),
+            out / "metrics.json": to_json(audit.metrics() | about).encode(),
             out / "index.html": render_audit(subject, audit.checks).encode(),
         }
     )
