@@ -72,6 +72,7 @@ def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
         n_parameters=3,
         rollbacks=(),
         parent=None,
+        model_sha256="ab",
         closed=None,
     )
     metrics = json.loads((tmp_path / "metrics.json").read_text(), parse_constant=pytest.fail)
@@ -90,6 +91,7 @@ def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
         n_parameters=3,
         rollbacks=(),
         parent=None,
+        model_sha256="ab",
         closed=None,
     )
     assert json.loads((tmp_path / "metrics.json").read_text()) == {
@@ -98,6 +100,7 @@ def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
         "epochs": 2.5,
         "final_loss_nats_per_target": 3.0,
         "flops": 200.0,
+        "model_sha256": "ab",
         "parameters": 3,
         "parent": None,
         "rollbacks": 0,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from canvaslm.checkpoint import load_model
-from canvaslm.checkpoint_state import Identity, Progress, read_state
+from canvaslm.checkpoint_state import TENSOR_FILES, Identity, Progress, read_state
 from canvaslm.corpus.manifest import Manifest
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.errors import InputError
@@ -20,11 +20,13 @@ class Contestant:
         model: the model, on the CPU, in evaluation mode.
         identity: what run it is.
         progress: how far that run went.
+        model_sha256: of the file that holds its weights.
     """
 
     model: Backbone
     identity: Identity
     progress: Progress
+    model_sha256: str
 
     @property
     def layout(self) -> Layout:
@@ -48,14 +50,16 @@ class Contestant:
         return self.identity.diffusion
 
     @property
-    def training(self) -> dict[str, float]:
-        """The training behind it, for a report: optimiser steps, tokens, FLOPs.
+    def training(self) -> dict[str, float | str]:
+        """The training behind it, for a report: optimiser steps, tokens, FLOPs, hash of the model.
 
         Steps that changed nothing, and rollbacks, stand beside them: steps and tokens count those.
         """
-        counts = {key: getattr(self.progress, key) for key in ("step", "tokens", "flops")}
+        done = self.progress
+        counts: dict[str, float | str] = {x: getattr(done, x) for x in ("step", "tokens", "flops")}
         counts["skipped_steps"] = len(self.progress.skipped)
         counts["rollbacks"] = len(self.progress.rollbacks)
+        counts["model_sha256"] = self.model_sha256
         return {f"trained_{key}": count for key, count in counts.items()}
 
 
@@ -77,7 +81,12 @@ def load_contestant(directory: Path, objective: str, manifest: Manifest) -> Cont
     _refuse_other(directory, "vocab_size", model.layout.vocab_size, manifest.vocab_size)
     for key in ("eot_id", "tokenizer_sha256"):
         _refuse_other(directory, key, getattr(state.identity.data, key), getattr(manifest, key))
-    return Contestant(model=model, identity=state.identity, progress=state.progress)
+    return Contestant(
+        model=model,
+        identity=state.identity,
+        progress=state.progress,
+        model_sha256=state.files[TENSOR_FILES[0]],
+    )
 
 
 def refuse_other_window(first: Contestant, second: Contestant) -> None:

@@ -8,7 +8,7 @@ since a count of forwards is the same whatever the weights are.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -237,7 +237,20 @@ def verdict_of(rows: dict[str, SpeedupRow]) -> tuple[Verdict, str]:
     unjudged = [name for name, row in rows.items() if None in (row.is_repetitive, row.is_noise)]
     if unjudged:
         return "not_measured", f"not judged: {', '.join(unjudged)}"
-    return "pass", "no row repeats itself or reads as noise beside held-out text"
+    told = "the texts were judged, not the speed: none repeats itself or reads as noise"
+    return "pass", f"{told}; {_fastest_in_words(rows)}"
+
+
+def _fastest_in_words(rows: Mapping[str, SpeedupRow]) -> str:
+    """What the comparison came to; how fast is fast enough is for the reader."""
+    twin = rows.get("autoregressive")
+    base = twin and twin.tokens_per_second
+    rates = {x: row.tokens_per_second for x, row in rows.items() if x != "autoregressive"}
+    timed = {name: rate for name, rate in rates.items() if rate}
+    if not base or not timed:
+        return "speed was not measured"
+    name = max(timed, key=lambda name: timed[name])
+    return f"the fastest canvas decoder, {name}, runs at {timed[name] / base:.2f} times the twin"
 
 
 def _faults(row: SpeedupRow) -> Iterator[str]:

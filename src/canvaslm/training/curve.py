@@ -11,7 +11,12 @@ from typing import Any
 
 from canvaslm.checkpoint_state import Rollback
 from canvaslm.errors import InputError
-from canvaslm.reporting.files import refuse_what_would_be_lost, write_csv, write_json
+from canvaslm.reporting.files import (
+    refuse_read_only,
+    refuse_what_would_be_lost,
+    write_csv,
+    write_json,
+)
 from canvaslm.training.guard import MARKED, NO_TARGETS, is_bad
 from canvaslm.training.machine import MACHINE
 from canvaslm.training.run_state import TRACE, StepRecord
@@ -40,6 +45,7 @@ def refuse_unwritable(out: Path) -> None:
     """
     for place in (out, *out.parents):
         if place.is_dir():
+            refuse_read_only(place)
             break
         if place.is_symlink() or place.exists():
             raise InputError(place, expected="a folder", got="a file", fix="remove it")
@@ -102,14 +108,16 @@ def write_metrics(
     n_parameters: int,
     rollbacks: Sequence[Rollback],
     parent: Mapping[str, Any] | None,
+    model_sha256: str | None,
     closed: str | None,
 ) -> None:
     """Write ``metrics.json``: where the run ended, and how many steps changed nothing.
 
     ``bad_steps`` counts every step that was not finite, those before a rollback included, of which
-    the logs know no more; ``parent`` is the checkpoint that a fork began with. Its verdict is pass
-    for a run that came to its end, and fail with ``closed`` as the reason for one whose gate closed
-    on the way.
+    the logs know no more; ``parent`` is the checkpoint that a fork began with; ``model_sha256``, of
+    the weights that the run ended with, tells which later reports are of this run. Its verdict is
+    pass for a run that came to its end, and fail with ``closed`` as the reason for one whose gate
+    closed on the way.
     """
     windows = last["windows"]
     assert windows is not None
@@ -123,6 +131,7 @@ def write_metrics(
         "epochs": windows / n_windows,
         "final_loss_nats_per_target": math.nan if loss is None else loss,
         "flops": last["flops"],
+        "model_sha256": model_sha256,
         "parameters": n_parameters,
         "parent": parent,
         "steps": last["step"],

@@ -16,7 +16,7 @@ from canvaslm.checkpoint import (
     restore,
     save_checkpoint,
 )
-from canvaslm.checkpoint_state import Rollback, read_state
+from canvaslm.checkpoint_state import TENSOR_FILES, Rollback, read_state
 from canvaslm.device import pick_device
 from canvaslm.errors import GateClosedError
 from canvaslm.model.shape import count_parameters
@@ -68,12 +68,13 @@ def pretrain(
             try:
                 _train(job, state, latest, origin, reports, track)
             except GateClosedError as closed:
-                _report(job, state, reports, closed=str(closed))
+                _report(job, state, reports, model_sha256=None, closed=str(closed))
                 raise
             latest = latest_complete(state.checkpoints, identity=job.identity)
         assert latest is not None, "the last step writes a checkpoint"
         export_checkpoint(latest, out)
-        _report(job, state, reports, closed=None)
+        model = read_state(latest).files[TENSOR_FILES[0]]
+        _report(job, state, reports, model_sha256=model, closed=None)
 
 
 def _find_newest(job: Job, state: RunState, origin: Origin, work: Path) -> Path | None:
@@ -134,7 +135,9 @@ def _save_first(job: Job, state: RunState, learner: Learner) -> None:
     )
 
 
-def _report(job: Job, state: RunState, reports: Path, *, closed: str | None) -> None:
+def _report(
+    job: Job, state: RunState, reports: Path, *, model_sha256: str | None, closed: str | None
+) -> None:
     """Write what the run's record of steps comes to, and why the gate closed if it did."""
     params, records = job.recipe.pretrain, state.steps()
     last = write_curve(
@@ -154,6 +157,7 @@ def _report(job: Job, state: RunState, reports: Path, *, closed: str | None) -> 
         n_parameters=count_parameters(job.recipe.model, job.recipe.layout),
         rollbacks=_read_rollbacks(job, state),
         parent=job.identity["parent"],
+        model_sha256=model_sha256,
         closed=closed,
     )
     _copy_notes(state, reports)
