@@ -39,7 +39,7 @@ IDENTITY = {
     "model": MODEL.model_dump(),
     "layout": LAYOUT.model_dump(),
     "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
-    "pretrain": {"windows_per_step": 4, "learning_rate": 0.01},
+    "pretrain": {"steps": 10**9, "windows_per_step": 4, "learning_rate": 0.01},
     "data": {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0, "shards": {}},
     "code": "c",
     "parent": None,
@@ -71,8 +71,9 @@ def save(root, pair, step=4, keep_last=None, identity=IDENTITY, **options):
         windows_consumed=4 * step,
         tokens=64 * step,
         flops=0.1 * step,
-        skipped=(SKIPPED,),
+        skipped=(SKIPPED,) if step > SKIPPED.step else (),
         rollbacks=(),
+        log_sha256="",
     )
     model, optimizer = pair
     directory = save_checkpoint(
@@ -366,6 +367,7 @@ def progress_of(step, *, windows=None, tokens=None):
         "flops": 0.5,
         "skipped": [],
         "rollbacks": [],
+        "log_sha256": "",
     }
     return {"step": step} | facts
 

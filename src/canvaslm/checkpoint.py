@@ -37,7 +37,12 @@ from canvaslm.errors import GateClosedError, InputError
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.disk import room_for
-from canvaslm.reporting.files import remove_directory, whole_directory, write_bytes
+from canvaslm.reporting.files import (
+    refuse_read_only,
+    remove_directory,
+    whole_directory,
+    write_bytes,
+)
 
 _MODEL, _OPTIMIZER = TENSOR_FILES
 _FILES = (*TENSOR_FILES, STATE)
@@ -114,6 +119,33 @@ def latest_complete(
         else:
             return directory
     return None
+
+
+def set_aside(root: Path, *, after: int | None) -> None:
+    """Take the names away from checkpoints that a run does not go on from.
+
+    They are damaged or another run's. Under their names they would be counted when old ones are
+    removed, and whole ones would go in their place.
+
+    Args:
+        root: the folder of checkpoints.
+        after: the step that the run goes on from; None for a run that starts anew.
+    """
+    for directory in _numbered(root):
+        if after is None or (number_of(directory) or 0) > after:
+            place = directory.with_name(f"passed_over_{directory.name}")
+            shutil.rmtree(place, ignore_errors=True)
+            directory.rename(place)
+            _log.warning("set aside as %s", place)
+
+
+def refuse_damaged(directory: Path) -> None:
+    """Raise unless a checkpoint is whole.
+
+    Raises:
+        InputError: a file is missing or is not the one that was written.
+    """
+    _verify(directory, read_state(directory))
 
 
 def load_model(directory: Path) -> Backbone:
@@ -217,6 +249,7 @@ def refuse_to_replace(out: Path) -> None:
         )
     for place in (out, *out.parents):
         if place.is_dir() and not (place == out and place.is_symlink()):
+            refuse_read_only(out.parent if place == out else place)
             break
         if place.is_symlink() or place.exists():
             got = "a symbolic link" if place.is_symlink() else "a file"

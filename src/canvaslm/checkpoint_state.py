@@ -78,6 +78,7 @@ class Progress(Params):
     flops: float = Field(ge=0)
     skipped: tuple[SkippedStep, ...]
     rollbacks: tuple[Rollback, ...]
+    log_sha256: str  # of the record of all steps done; empty where none is kept
 
     @property
     def marked(self) -> frozenset[int]:
@@ -86,11 +87,12 @@ class Progress(Params):
 
 
 class _Pretrain(Params):
-    """The keys of ``pretrain`` that decide the weights, of which only one is read here."""
+    """The keys of ``pretrain`` that decide the weights, of which two are read here."""
 
     model_config = ConfigDict(extra="allow")
 
     windows_per_step: int = Field(ge=1)
+    steps: int = Field(ge=1)
 
 
 class _Data(Params):
@@ -145,6 +147,20 @@ class State(Params):
             raise ValueError(f"{done.step} steps consume {due} windows, not {windows}")
         if done.tokens != windows * self.identity.layout.window_tokens:
             raise ValueError(f"{windows} windows do not have {done.tokens} tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _past_is_possible(self) -> Self:
+        done, per_step = self.progress, self.identity.pretrain.windows_per_step
+        steps = [item.step for item in done.skipped]
+        if steps != sorted(set(steps)) or any(step >= done.step for step in steps):
+            raise ValueError(f"skipped steps rise and lie before step {done.step}")
+        for item in done.skipped:
+            first = item.step * per_step
+            if (item.first_window, item.last_window) != (first, first + per_step - 1):
+                raise ValueError(f"step {item.step} has the windows from {first} on")
+        if done.step > self.identity.pretrain.steps:
+            raise ValueError(f"a run of {self.identity.pretrain.steps} steps ends there")
         return self
 
 

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from canvaslm.errors import InputError
 from canvaslm.reporting import files
 from canvaslm.reporting.files import (
+    refuse_read_only,
     remove_directory,
     to_json,
     whole_directory,
@@ -212,3 +214,10 @@ def test_removed_directory_is_gone_and_an_absent_one_is_no_fault(tmp_path: Path)
     remove_directory(tmp_path / "out")
     remove_directory(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path, monkeypatch):
+    refuse_read_only(tmp_path)
+    monkeypatch.setattr(os, "access", lambda place, way: False)  # rights do not stop root
+    with pytest.raises(InputError, match="expected a folder that can be written to"):
+        refuse_read_only(tmp_path)

@@ -84,14 +84,20 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
             model=model,
             optimizer=optimizer,
             progress=Progress(
-                step=1, windows_consumed=2, tokens=64, flops=1e6, skipped=(), rollbacks=()
+                step=1,
+                windows_consumed=2,
+                tokens=64,
+                flops=1e6,
+                skipped=(),
+                rollbacks=(),
+                log_sha256="",
             ),
             identity={
                 "objective": objective,
                 "layout": layout.model_dump(),
                 "model": params.model_dump(),
                 "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
-                "pretrain": {"windows_per_step": 2},
+                "pretrain": {"steps": 4, "windows_per_step": 2},
                 "data": data,
                 "code": "c",
                 "parent": None,

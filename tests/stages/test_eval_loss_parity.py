@@ -82,6 +82,7 @@ def save_model(
             flops=1e6,
             skipped=(SkippedStep(step=0, first_window=0, last_window=1, cause="loss is nan"),),
             rollbacks=(),
+            log_sha256="",
         ),
         identity={
             "objective": objective,
@@ -94,7 +95,7 @@ def save_model(
                 "manifest_sha256": manifest.sha256,
                 "shards": {},
             },
-            "pretrain": {"windows_per_step": 2},
+            "pretrain": {"steps": 4, "windows_per_step": 2},
             "code": "c",
             "parent": None,
         },

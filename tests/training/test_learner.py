@@ -232,6 +232,7 @@ def test_restored_weights_are_seen_at_once_in_one_autocast_region(
         flops=4 * job.flops_per_window,
         skipped=(),
         rollbacks=(),
+        log_sha256="",
     )
     learner, fresh = (make_learner(recipe) for _ in range(2))
 

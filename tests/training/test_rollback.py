@@ -315,3 +315,40 @@ def test_the_first_bad_step_is_explained_at_once_and_only_once(
     assert {path.name: path.read_bytes() for path in trace.iterdir()} == written
     finish(job_of(tiny_recipe(seed=5), shards), tmp_path)
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("keep_last", [1, None])
+def test_how_many_checkpoints_stay_decides_nothing(
+    tiny_recipe, shards, tmp_path, monkeypatch, keep_last
+):
+    """An update just before a save broke the model: the checkpoint before it is still there."""
+    plant_once(monkeypatch, 10, blow_up)
+    job = job_of(tiny_recipe(keep_last=keep_last), shards)
+    [record] = state_in(finish(job, tmp_path))["rollbacks"]
+    assert (record["to_step"], record["marked"]) == (5, [9])
+
+
+def test_a_step_without_targets_ends_no_streak(tiny_recipe, shards, tmp_path):
+    """A save is due after it, and would stand behind the first bad step."""
+    job = job_of(tiny_recipe(keep_last=None, save_every=4), shards, poison=windows_of(5, 6, 8))
+    empty = Emptied(job.objective, windows_of(7))
+    outs = finish(dataclasses.replace(job, objective=empty), tmp_path)
+    [record] = state_in(outs)["rollbacks"]
+    assert (record["to_step"], record["marked"]) == (4, [5])
+
+
+class Emptied:
+    """An objective without a target in the steps of some window numbers."""
+
+    def __init__(self, inner, numbers):
+        self.inner = inner
+        self.numbers = {number // 4 for number in numbers}
+
+    def loss(self, model, windows, numbers):
+        loss = self.inner.loss(model, windows, numbers)
+        if self.numbers.isdisjoint((numbers // 4).tolist()):
+            return loss
+        return LossSum(nats=loss.nats * 0.0, n_targets=0)
+
+    def flops_per_window(self, params):
+        return self.inner.flops_per_window(params)

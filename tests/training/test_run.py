@@ -389,3 +389,44 @@ def test_the_optimiser_uses_the_rates_of_a_straight_run_after_a_resume(
     assert len(found[0]) == 20
     assert found[1] == found[0]
     assert found[2] == found[0]
+
+
+def test_a_changed_digit_in_the_log_is_refused(tiny_recipe, shards, tmp_path):
+    """A row from before the checkpoint: it would silently be another loss log."""
+    job = job_of(tiny_recipe(), shards)
+    with pytest.raises(StoppedError):
+        finish(job, tmp_path, stop_after(12))
+    log = folder(job, tmp_path) / "steps.csv"
+    lines = log.read_text().splitlines(keepends=True)
+    fields = lines[4].split(",")
+    fields[1] = f"1{fields[1]}"
+    log.write_text("".join([*lines[:4], ",".join(fields), *lines[5:]]))
+    with pytest.raises(InputError, match=r"steps\.csv: expected the record of 10 steps with sha"):
+        finish(job, tmp_path)
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_that_stay(tiny_recipe, shards, tmp_path):
+    """With another cadence it would not be overwritten, and a whole one would go for it."""
+    job = job_of(tiny_recipe(), shards)
+    with pytest.raises(StoppedError):
+        finish(job, tmp_path, stop_after(11))
+    checkpoints = folder(job, tmp_path) / "checkpoints"
+    (checkpoints / "step_00000010" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(StoppedError):
+        finish(job_of(tiny_recipe(save_every=7), shards), tmp_path, stop_after(4))
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names == ["passed_over_step_00000010", "step_00000005", "step_00000007"]
+
+
+def test_a_run_goes_on_with_smaller_micro_batches(tiny_recipe, shards, tmp_path):
+    """BR-19: the next window is the same, and losses agree to rounding."""
+    whole = job_of(tiny_recipe(micro_batch_windows=4), shards)
+    straight = finish(whole, tmp_path / "straight")
+    with pytest.raises(StoppedError):
+        finish(whole, tmp_path / "torn", stop_after(7))
+    finish(job_of(tiny_recipe(micro_batch_windows=1), shards), tmp_path / "torn")
+    rows = [loss_rows(tmp_path / place) for place in ("straight", "torn")]
+    losses = [[float(row["loss_nats"]) for row in each] for each in rows]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert [row["windows"] for row in rows[1]] == [row["windows"] for row in rows[0]]
+    assert straight

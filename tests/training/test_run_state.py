@@ -44,7 +44,7 @@ def test_rows_after_the_checkpoint_are_dropped_and_told(tmp_path, caplog):
         for step in range(17):
             state.record(ran(step), seconds=1.0)
     with open_run(tmp_path, "run") as state, caplog.at_level("INFO"):
-        state.roll_back(10)
+        state.roll_back(10, log_sha256="")
         for step in range(10, 20):
             state.record(ran(step), seconds=2.0)
         assert state.steps() == [ran(step) for step in range(20)]
@@ -60,7 +60,7 @@ def test_a_line_that_a_kill_left_half_written_is_dropped(tmp_path, cut):
     log = tmp_path / "run" / "steps.csv"
     os.truncate(log, log.stat().st_size - cut)
     with open_run(tmp_path, "run") as state:
-        state.roll_back(2)
+        state.roll_back(2, log_sha256="")
         assert state.steps() == [ran(0), ran(1)]
 
 
@@ -74,7 +74,7 @@ def test_a_log_that_lacks_a_step_of_the_checkpoint_is_refused(tmp_path, lost):
         open_run(tmp_path, "run") as state,
         pytest.raises(InputError, match="expected steps 0 to 1, once each"),
     ):
-        state.roll_back(2)
+        state.roll_back(2, log_sha256="")
 
 
 HEADER = b"step,nats,targets,gradient_norm,learning_rate,cause\n"
@@ -99,8 +99,8 @@ def test_a_damaged_record_of_steps_is_refused_by_name_and_rebuilt_where_none_is_
     log.write_bytes(GARBAGE[garbage])
     with open_run(tmp_path, "run") as state:
         with pytest.raises(InputError, match=r"run/steps\.csv: expected steps 0 to 1, once each"):
-            state.roll_back(2)
-        state.roll_back(0)
+            state.roll_back(2, log_sha256="")
+        state.roll_back(0, log_sha256="")
         state.record(ran(0), seconds=1.0)
         assert state.steps() == [ran(0)]
 
@@ -112,7 +112,7 @@ def test_damaged_seconds_are_left_empty_and_stop_no_run(tmp_path, caplog, garbag
             state.record(ran(step), seconds=1.0)
     (tmp_path / "run" / "seconds.csv").write_bytes(GARBAGE[garbage])
     with open_run(tmp_path, "run") as state:
-        state.roll_back(2)
+        state.roll_back(2, log_sha256="")
         state.record(ran(2), seconds=2.0)
         assert state.seconds() == [None, None, 2.0]
         assert state.steps() == [ran(0), ran(1), ran(2)]
@@ -126,7 +126,7 @@ def test_seconds_that_can_be_read_outlive_those_that_cannot(tmp_path):
     log = tmp_path / "run" / "seconds.csv"
     log.write_text(log.read_text().replace("1,2.0", "1,-2.0").replace("2,3.0", "2,inf"))
     with open_run(tmp_path, "run") as state:
-        state.roll_back(4)
+        state.roll_back(4, log_sha256="")
         assert state.seconds() == [1.0, None, None, 4.0]
 
 

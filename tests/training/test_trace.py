@@ -440,7 +440,7 @@ def test_a_trace_is_written_whole_strict_and_with_the_same_bytes(tiny_recipe, wi
     files = []
     for place in (tmp_path / "first", tmp_path / "second"):
         trace = explain(tiny_recipe(), windows, spoil_weight)
-        trace.write(place)
+        trace.write(place, run="r")
         files.append({path.name: path.read_bytes() for path in place.iterdir()})
     assert files[0] == files[1]
     assert set(files[0]) == {"trace.json", "tensors.csv", "trace.svg"}
@@ -460,10 +460,10 @@ def test_a_trace_is_written_whole_strict_and_with_the_same_bytes(tiny_recipe, wi
     first = next(row for row in rows if row["module"] == "blocks.1.attention.query.weight")
     assert (first["nonfinite_share"], first["n_values"]) == (str(1 / 256), "256")
     assert not any(word in files[0]["tensors.csv"].lower() for word in (b"nan", b"inf"))
-    trace.write(tmp_path / "first")  # over an older one
+    trace.write(tmp_path / "first", run="r")  # over an older one
     (tmp_path / "first" / "mine.txt").write_text("keep")
     with pytest.raises(InputError, match=r"mine\.txt"):
-        trace.write(tmp_path / "first")
+        trace.write(tmp_path / "first", run="r")
 
 
 def test_every_pass_and_micro_batch_is_in_the_table(tiny_recipe, windows):
@@ -493,7 +493,7 @@ def test_the_drawing_has_a_line_for_each_pass_and_marks_the_bad_values(
     tiny_recipe, windows, tmp_path
 ):
     always = {"self_conditioning_share": 1.0}
-    explain(tiny_recipe(diffusion=always), windows, spoil_weight).write(tmp_path / "trace")
+    explain(tiny_recipe(diffusion=always), windows, spoil_weight).write(tmp_path / "trace", run="r")
     svg = (tmp_path / "trace" / "trace.svg").read_text()
     # Steps 1, 2 and 3: outputs of three passes, and gradients of the two that have any.
     assert svg.count("<polyline") == 3 * (3 + 2)

@@ -87,6 +87,21 @@ def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
         raise
 
 
+def refuse_read_only(folder: Path) -> None:
+    """Raise unless something can be written into a folder, before hours go into what cannot.
+
+    Raises:
+        InputError: its rights or its file system forbid it.
+    """
+    if not os.access(folder, os.W_OK):
+        raise InputError(
+            folder,
+            expected="a folder that can be written to",
+            got="a read-only one",
+            fix="change its rights, or name another place",
+        )
+
+
 def refuse_what_would_be_lost(path: Path, holds: Collection[str]) -> None:
     """Raise unless a folder may be replaced: one of the user's, named by mistake, must not vanish.
 

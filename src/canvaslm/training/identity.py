@@ -1,7 +1,9 @@
 """When are two runs the same run, so that one may go on from the other's state?
 
-Everything that can move a bit of the weights is identity; where the run lives, what it runs on and
-how often it writes is not. docs/resume.md gives the reason for each key.
+What decides the weights is identity. How they are computed is not: a device or a cut into
+micro-batches may change how a sum is rounded and nothing else, and a run that does not fit its
+memory must be able to go on with smaller ones. Nor is where the run lives, or how often it writes.
+docs/resume.md gives the reason for each key.
 """
 
 import hashlib
@@ -10,17 +12,14 @@ from typing import Any
 
 from canvaslm.training.plan import Recipe
 
-# Keys of the pretrain section that do not reach the weights. `micro_batch_windows`, `vocab_chunk`,
-# `compile` and `gradient_checkpointing` are not among them: they change how sums are rounded.
-_NOT_IDENTITY = {
-    "device",
+_HOW = {"device", "micro_batch_windows", "vocab_chunk", "compile", "gradient_checkpointing"}
+_NOT_IDENTITY = _HOW | {
     "log_every",
     "save_every",
     "trace_steps",
     "keep_last",
     "keep_best",
     "loader_workers",
-    "max_consecutive_bad_steps",
     "max_rollbacks",
 }
 

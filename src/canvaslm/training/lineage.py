@@ -14,10 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from canvaslm.checkpoint import export_checkpoint, latest_complete, load_weights
+from canvaslm.checkpoint import (
+    export_checkpoint,
+    latest_complete,
+    load_weights,
+    refuse_damaged,
+)
 from canvaslm.checkpoint_state import (
     STATE,
     TENSOR_FILES,
+    Progress,
     State,
     number_of,
     read_state,
@@ -110,7 +116,7 @@ def tell_unfinished(work: Path, identity: dict[str, Any]) -> None:
         identity: the run that starts, as plain JSON values.
     """
     found = []
-    for folder in sorted(work.glob("*/checkpoints")):
+    for folder in sorted(path for path in work.glob("*/checkpoints") if path.is_dir()):
         state = _newest_state(folder)
         stored = _plain(state) if state else {}
         if not state or stored["objective"] != identity["objective"]:
@@ -139,6 +145,7 @@ class _Elsewhere(Origin):
         del out
         fix = f"restore those settings, or start a new run with --fork {self._checkpoint}"
         refuse_other_run(self._checkpoint, self._state, identity, fix=fix)
+        refuse_damaged(self._checkpoint)
 
     def bring_over(self, state: RunState, own_step: int | None) -> bool:
         """Copy logs, then the checkpoint, so that a kill in between leaves a sound folder."""
@@ -155,7 +162,7 @@ class _Elsewhere(Origin):
                 fix=f"give that folder, or start a new run with --fork {self._checkpoint}",
             )
         with _while_nobody_trains(run):
-            _copy_logs(run, state, step)
+            _copy_logs(run, state, self._state.progress)
             state.checkpoints.mkdir(exist_ok=True)
             export_checkpoint(self._checkpoint, state.checkpoints / self._checkpoint.name)
         _log.info("brought over step %d from %s", step, run)
@@ -215,15 +222,15 @@ def _checkpoint_in(place: Path) -> Path:
     return found
 
 
-def _copy_logs(run: Path, state: RunState, step: int) -> None:
-    """Replace the logs of a run's folder by those of another, cut back to a step."""
+def _copy_logs(run: Path, state: RunState, progress: Progress) -> None:
+    """Replace the logs of a run's folder by those of another, cut back to where it stands."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in (_STEPS, _SECONDS):
             if (run / name).is_file():
                 shutil.copyfile(run / name, Path(scratch) / name)
         logs = RunState(Path(scratch))
         try:
-            logs.roll_back(step)
+            logs.roll_back(progress.step, log_sha256=progress.log_sha256)
         except InputError as error:
             fix = "bring that file over whole, or start a new run with --fork"
             raise InputError(
@@ -246,7 +253,7 @@ def _while_nobody_trains(run: Path) -> Iterator[None]:
     if not (run / "lock").is_file():
         yield
         return
-    with (run / "lock").open(encoding="utf-8") as lock:
+    with (run / "lock").open(encoding="utf-8", errors="replace") as lock:
         try:
             fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

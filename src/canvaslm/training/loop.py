@@ -15,7 +15,7 @@ from canvaslm.corpus.windows import Windows
 from canvaslm.layout import Layout
 from canvaslm.reporting.progress import Track
 from canvaslm.training.best import best_checkpoints
-from canvaslm.training.guard import MARKED, is_bad
+from canvaslm.training.guard import MARKED, is_bad, streak
 from canvaslm.training.learner import Learner
 from canvaslm.training.loader import Reader, open_reader
 from canvaslm.training.plan import PretrainParams, learning_rate
@@ -104,16 +104,17 @@ def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, st
         record = _take_step(run, step, is_marked=step in progress.marked)
         progress = advance(progress, record, params, run.layout, run.flops_per_window)
         _tell(record, progress, params)
-        if is_bad(record.cause) and not run.state.trace.exists():
-            run.learner.explain(step, *run.reader.read(step)).write(run.state.trace)
-            run.on_trace()
+        if is_bad(record.cause):
+            _explain_first(run, step)
         to_save |= progress.step % params.save_every == 0 or progress.step == params.steps
         # In the middle of bad steps a checkpoint would stand behind what a rollback has to mark.
-        saves_now = to_save and (not is_bad(record.cause) or progress.step == params.steps)
+        n_bad = streak(progress.skipped, steps_done=progress.step).n_bad
+        saves_now = to_save and (n_bad == 0 or progress.step == params.steps)
         if saves_now or is_bad(record.cause):
             limit = params.max_consecutive_bad_steps
             trouble = find_trouble(run.learner, progress, limit=limit)
             if trouble is not None:
+                _explain_first(run, step)
                 return progress, trouble
         if saves_now:
             to_save = False
@@ -123,7 +124,9 @@ def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, st
 
 def start() -> Progress:
     """Where every run begins."""
-    return Progress(step=0, windows_consumed=0, tokens=0, flops=0.0, skipped=(), rollbacks=())
+    return Progress(
+        step=0, windows_consumed=0, tokens=0, flops=0.0, skipped=(), rollbacks=(), log_sha256=""
+    )
 
 
 def advance(
@@ -152,6 +155,7 @@ def advance(
         flops=consumed * flops_per_window,
         skipped=skipped,
         rollbacks=progress.rollbacks,
+        log_sha256=progress.log_sha256,
     )
 
 
@@ -169,6 +173,15 @@ def _take_step(run: _Run, step: int, *, is_marked: bool) -> StepRecord:
     return record
 
 
+def _explain_first(run: _Run, step: int) -> None:
+    """Say where a step stopped being finite, once in the life of a run."""
+    if run.state.trace.is_dir():
+        return
+    trace = run.learner.explain(step, *run.reader.read(step))
+    trace.write(run.state.trace, run=run.state.directory.name)
+    run.on_trace()
+
+
 def _save(run: _Run, progress: Progress) -> None:
     """Write a checkpoint, after the logs that it must not be ahead of."""
     run.state.flush()
@@ -176,10 +189,10 @@ def _save(run: _Run, progress: Progress) -> None:
         run.state.checkpoints,
         model=run.learner.model,
         optimizer=run.learner.optimizer,
-        progress=progress,
+        progress=progress.model_copy(update={"log_sha256": run.state.digest(progress.step)}),
         identity=run.identity,
         keep_last=run.params.keep_last,
-        best_of=lambda saved: _find_best(run, saved),
+        best_of=lambda saved: {*_find_best(run, saved), *_find_way_back(progress, saved)},
     )
 
 
@@ -189,6 +202,13 @@ def _find_best(run: _Run, saved: Sequence[int]) -> Sequence[int]:
     if keep == 0:
         return ()
     return best_checkpoints(run.state.steps(), saved, save_every=save_every, keep=keep)
+
+
+def _find_way_back(progress: Progress, saved: Sequence[int]) -> Sequence[int]:
+    """The checkpoint that stays because the latest update may turn out to have broken the model."""
+    latest = streak(progress.skipped, steps_done=progress.step).last_update
+    before = [step for step in saved if latest is not None and step <= latest]
+    return before[-1:]
 
 
 def _tell(record: StepRecord, progress: Progress, params: PretrainParams) -> None:

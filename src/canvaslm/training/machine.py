@@ -47,6 +47,6 @@ def _known(path: Path) -> list[Any]:
         return []
     try:
         return list(json.loads(path.read_text(encoding="utf-8"))["processes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         _log.warning("%s cannot be read and begins anew: %s", path, error)
         return []

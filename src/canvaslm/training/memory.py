@@ -17,7 +17,16 @@ from canvaslm.training.plan import Recipe
 from canvaslm.training.trace_ring import LEAST_VALUES
 from canvaslm.training.trace_values import SAMPLED_ROWS
 
-_TERMS = ("weights", "gradients", "moments", "activations", "loss_chunk", "trace", "runtime")
+_TERMS = (
+    "weights",
+    "gradients",
+    "moments",
+    "activations",
+    "windows",
+    "loss_chunk",
+    "trace",
+    "runtime",
+)
 _FLOAT32 = 4
 _RUNTIME = 2**27  # measured on a batch of one window: 96 to 160 MB above the terms
 _LOSS_COPIES = 4  # of one vocabulary chunk: logits, exponentials, gradient, and one on the way
@@ -32,6 +41,7 @@ class MemoryEstimate:
     gradients: int
     moments: int
     activations: int
+    windows: int  # ids of one step, and of those that are read ahead
     loss_chunk: int
     trace: int  # samples of the last good steps
     runtime: int  # what libraries take on first use, whatever the model
@@ -63,6 +73,7 @@ def estimate_memory(recipe: Recipe, *, sliced_attention: bool) -> MemoryEstimate
         gradients=_FLOAT32 * n_parameters,
         moments=2 * _FLOAT32 * n_parameters,
         activations=rows * _bytes_per_token(recipe, sliced_attention),
+        windows=_window_bytes(recipe),
         loss_chunk=rows * (_LOSS_COPIES * chunk + 4 * recipe.model.width) * _FLOAT32,
         trace=_trace_bytes(recipe),
         runtime=_RUNTIME,
@@ -121,6 +132,12 @@ def _block_bytes(recipe: Recipe, seen_keys: float) -> int:
     heads = arithmetic * (3 * queries + 2 * seen_keys * keys)
     feed_forward = arithmetic * 4 * model.ffn_width
     return int(residual + heads + feed_forward)
+
+
+def _window_bytes(recipe: Recipe) -> int:
+    """Ids are int64, and each thread reads two steps ahead."""
+    steps = 1 + 2 * recipe.pretrain.loader_workers
+    return 8 * steps * recipe.pretrain.windows_per_step * recipe.layout.window_tokens
 
 
 def _trace_bytes(recipe: Recipe) -> int:

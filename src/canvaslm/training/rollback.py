@@ -90,7 +90,7 @@ def roll_back(
     )
     there = there.model_copy(update={"rollbacks": (*progress.rollbacks, record)})
     go_back_to(target, there)
-    state.roll_back(there.step)
+    state.roll_back(there.step, log_sha256=there.log_sha256)
     _log.warning("%s; back to step %d, that step is passed over", told, there.step)
     return there
 

@@ -15,10 +15,11 @@ from canvaslm.checkpoint import (
     refuse_to_replace,
     restore,
     save_checkpoint,
+    set_aside,
 )
 from canvaslm.checkpoint_state import TENSOR_FILES, Rollback, read_state
 from canvaslm.device import pick_device
-from canvaslm.errors import GateClosedError
+from canvaslm.errors import GateClosedError, InputError
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.files import remove_directory, whole_directory, write_bytes
 from canvaslm.reporting.progress import Track
@@ -63,7 +64,8 @@ def pretrain(
         latest = _find_newest(job, state, origin, work)
         if latest is not None and _read_step(latest) >= job.recipe.pretrain.steps:
             _log.info("%s has ended; only its results are copied out", state.directory)
-            state.roll_back(job.recipe.pretrain.steps)
+            done = read_state(latest).progress
+            state.roll_back(done.step, log_sha256=done.log_sha256)
         else:
             try:
                 _train(job, state, latest, origin, reports, track)
@@ -84,6 +86,7 @@ def _find_newest(job: Job, state: RunState, origin: Origin, work: Path) -> Path 
         latest = latest_complete(state.checkpoints, identity=job.identity)
     if latest is None:
         tell_unfinished(work, job.identity)
+    set_aside(state.checkpoints, after=None if latest is None else _read_step(latest))
     return latest
 
 
@@ -102,7 +105,7 @@ def _train(
     if latest is not None:
         progress = restore(latest, model=learner.model, optimizer=learner.optimizer)
         _log.info("resumed at step %d from %s", progress.step, latest)
-    state.roll_back(progress.step)
+    state.roll_back(progress.step, log_sha256=progress.log_sha256)
     if latest is None and origin.begin(learner.model):
         _save_first(job, state, learner)
     params = job.recipe.pretrain
@@ -118,7 +121,7 @@ def _train(
         layout=job.recipe.layout,
         identity=job.identity,
         flops_per_window=job.flops_per_window,
-        on_trace=lambda: _copy_notes(state, reports),
+        on_trace=lambda: _copy_trace_now(state, reports),
         track=track,
     )
 
@@ -163,13 +166,23 @@ def _report(
     _copy_notes(state, reports)
 
 
+def _copy_trace_now(state: RunState, reports: Path) -> None:
+    """Copy the trace while the run goes on, which a full disk elsewhere must not end."""
+    try:
+        _copy_notes(state, reports)
+    except (OSError, InputError) as error:
+        _log.warning("%s is not copied to %s yet: %s", state.trace, reports, error)
+
+
 def _copy_notes(state: RunState, reports: Path) -> None:
     """Copy what no other stage reads: the machines, and the trace of the first bad step."""
     if (state.directory / MACHINE).is_file():
         write_bytes(reports / MACHINE, (state.directory / MACHINE).read_bytes())
     if state.trace.is_dir():
         with whole_directory(reports / state.trace.name, holds=TRACE_FILES) as aside:
-            shutil.copytree(state.trace, aside, dirs_exist_ok=True)
+            for name in TRACE_FILES:
+                if (state.trace / name).is_file():
+                    shutil.copyfile(state.trace / name, aside / name)
     elif (reports / state.trace.name).is_dir():  # of an earlier run
         remove_directory(reports / state.trace.name)
 

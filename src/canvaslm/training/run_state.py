@@ -9,6 +9,8 @@ and what is lost of it is left empty.
 
 import csv
 import fcntl
+import hashlib
+import json
 import logging
 import math
 import os
@@ -64,15 +66,31 @@ class RunState:
         self._learned.flush()
         self._timed.flush()
 
-    def roll_back(self, step: int) -> None:
+    def digest(self, step: int) -> str:
+        """The sha256 of what was recorded of all steps before ``step``."""
+        rows = self._learned.rows()[:step]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def roll_back(self, step: int, *, log_sha256: str) -> None:
         """Forget what was recorded from ``step`` on.
 
+        Args:
+            step: steps done.
+            log_sha256: what the checkpoint says :meth:`digest` gave; empty when it says nothing.
+
         Raises:
-            InputError: an earlier step is missing or damaged, so the log cannot be that of this
-                run.
+            InputError: an earlier step is missing, damaged, or not as it was when the checkpoint
+                was written, so the log cannot be that of this run.
         """
         rows = self._learned.rows()
         self._as_records(rows[:step], step)
+        if log_sha256 not in ("", self.digest(step)):
+            raise InputError(
+                self._learned.path,
+                expected=f"the record of {step} steps with sha256 {log_sha256}",
+                got=self.digest(step),
+                fix=f"remove {self.directory} to train from the start",
+            )
         known = self._known_seconds()
         if len(rows) > step:
             _log.info("steps.csv: %d rows after step %d dropped", len(rows) - step, step)
@@ -225,7 +243,8 @@ def _take(handle: int, directory: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = (directory / "lock").read_text(encoding="utf-8").strip() or "another process"
+        told = (directory / "lock").read_text(encoding="utf-8", errors="replace")
+        holder = told.strip() or "another process"
         raise InputError(
             directory,
             expected="to be the only trainer of this run",

@@ -63,14 +63,18 @@ class Trace:
         """The good steps of which samples were kept, in order."""
         return sorted({each.step for each in self.tensors if each.sampled})
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, *, run: str) -> None:
         """Lay down ``trace.json``, ``tensors.csv`` and ``trace.svg``: all, or none of them.
+
+        Args:
+            directory: where.
+            run: the name of the run's identity, since the files may outlive it in its reports.
 
         Raises:
             InputError: the directory holds something else, which would be lost.
         """
         with whole_directory(directory, holds=TRACE_FILES) as place:
-            write_json(place / "trace.json", self._summary())
+            write_json(place / "trace.json", self._summary() | {"run": run})
             write_csv(place / "tensors.csv", _COLUMNS, map(_cells, self.tensors))
             write_bytes(place / "trace.svg", self._draw().encode())
 
