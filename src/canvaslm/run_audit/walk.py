@@ -53,7 +53,8 @@ class RunAudit:
         """The first failure, or how many checks passed."""
         if self.failures:
             first, *later = self.failures
-            return f"{first.name}: {first.measured} (and {len(later)} later ones)"
+            more = f" ({len(later)} more after it)" if later else ""
+            return f"{first.name}: {first.measured}{more}"
         missing = [check.name for check in self.checks if check.verdict == "not_measured"]
         told = f"{len(self.checks) - len(missing)} checks pass"
         return f"{told}; not measured: {', '.join(missing)}" if missing else told
