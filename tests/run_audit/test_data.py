@@ -13,6 +13,7 @@ from canvaslm.layout import Layout
 from canvaslm.objective import denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.objective.targets import LossSum
+from canvaslm.run_audit import consumed
 from canvaslm.run_audit.data import check_data
 from canvaslm.run_audit.stand_in import NO_TARGET, read_back
 
@@ -136,6 +137,18 @@ def test_held_out_windows_are_named_and_those_that_taught_nothing_are_counted_ap
     assert told.endswith("48 of 48 in steps that changed nothing")
 
 
+def test_a_window_that_stands_in_both_splits_by_nature_is_no_leak(open_run, failures, monkeypatch):
+    """Short windows repeat; equal ids prove nothing when the training files hold them too."""
+    subject = open_run("diffusion")
+    digests = consumed._digests
+
+    def overlapping(opened, split):
+        return digests(opened, split) | digests(opened, "train")
+
+    monkeypatch.setattr(consumed, "_digests", overlapping)
+    assert failures(check_data(subject)) == []
+
+
 def test_a_run_that_ended_early_is_named(open_run, failures):
     subject = open_run("diffusion")
     short = with_progress(subject, step=11, windows_consumed=44, tokens=704)
@@ -166,6 +179,7 @@ def test_a_skipped_step_that_the_log_does_not_count_is_named(open_run, failures)
         lambda rows: rows[2].update(loss_nats=""),
         lambda rows: rows[2].update(windows="25"),
         lambda rows: rows[2].update(targets="0"),
+        lambda rows: rows[2].update(flops="1.0"),  # as in the log of another model
         lambda rows: rows[2].update(step="six"),
     ],
 )

@@ -99,4 +99,4 @@ def test_a_run_keeps_its_best_ones_however_often_it_was_stopped(
     due = sorted(losses, key=losses.__getitem__)[:keep_best]
     assert 12 not in due, "the newest would stay anyway"
     for place in ("straight", "torn"):
-        assert saved_steps(job, tmp_path / place) == sorted({*due, 10, 12})  # 10: a rollback may need it
+        assert saved_steps(job, tmp_path / place) == sorted({*due, 10, 12})

@@ -10,7 +10,6 @@ from canvaslm.run_audit.check import Check, attempt, decide
 from canvaslm.run_audit.consumed import Consumed, read_all
 from canvaslm.run_audit.stand_in import NO_TARGET, ReadBack, read_back
 from canvaslm.run_audit.subject import Subject
-from canvaslm.training.plan import PretrainParams
 
 _LARGEST_Z = 5.0  # of the kept share: one clean run in two million lies further off
 
@@ -175,10 +174,10 @@ def _check_skipped(subject: Subject, consumed: Consumed) -> Check:
 
 def _check_log(subject: Subject) -> Check:
     """Each row stands once and in order, counts what its step says, and holds finite figures."""
-    params, T = subject.recipe.pretrain, subject.recipe.layout.window_tokens
+    params = subject.recipe.pretrain
     due = [*range(params.log_every, params.steps, params.log_every), params.steps]
     steps = [row["step"] for row in subject.loss_rows]
-    broken = [row["step"] for row in subject.loss_rows if not _is_sound(row, params, T)]
+    broken = [row["step"] for row in subject.loss_rows if not _is_sound(row, subject)]
     found = f"{len(steps)} rows; {len(broken)} do not count what their step says or are not finite"
     if broken:
         found += f", the first at step {broken[0]}"
@@ -192,10 +191,13 @@ def _check_log(subject: Subject) -> Check:
     )
 
 
-def _is_sound(row: dict[str, str], params: PretrainParams, window_tokens: int) -> bool:
-    """Whether a row counts windows and tokens rightly and its loss is a number if it has one."""
+def _is_sound(row: dict[str, str], subject: Subject) -> bool:
+    """Whether a row counts rightly and its loss is a number if it has one."""
+    params, window_tokens = subject.recipe.pretrain, subject.recipe.layout.window_tokens
     windows = int(row["step"]) * params.windows_per_step
     if (row["windows"], row["tokens"]) != (str(windows), str(windows * window_tokens)):
+        return False
+    if float(row["flops"]) != windows * subject.job.flops_per_window:
         return False
     if not row["loss_nats"]:
         return int(row["targets"]) == 0 and int(row["skipped_steps"]) > 0
