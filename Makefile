@@ -30,10 +30,10 @@ test: $(SETUP) ## run the tests
 
 repro: $(SETUP) ## run the pipeline: only what changed runs
 	python stages/mend.py
-	dvc repro
+	dvc repro || { python stages/report.py; exit 1; }
 	@echo "The page of this run is reports/index.html; make verdicts prints what it judges."
 
-verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fail
+verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fail or is of another run
 	python stages/print_verdicts.py
 
 doctor: $(SETUP) ## try the first test of every symptom on your own run; name the first that fails

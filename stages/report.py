@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,8 @@ def report(
 
     section = load_section(params, "report", ReportParams)
     profile = read_yaml(params)["profile"]
-    content = read_content(reports, profile=profile, params=section)
+    home = os.path.relpath(reports, out.parent)
+    content = read_content(reports, profile=profile, params=section, home=home)
     drawings = draw_figures(content.curves, content.bars, content.times)
     write_bytes(out, render_page(content, drawings).encode())
 

@@ -16,9 +16,14 @@ def put(folder: Path, **reports: object) -> Path:
 
 
 def test_metrics_are_nested_as_their_folders_are(tmp_path: Path) -> None:
-    put(tmp_path, audit={"n": 1}, pretrain__diffusion={"n": 2}, pretrain__autoregressive={"n": 3})
+    put(
+        tmp_path,
+        docs_gate={"n": 1},
+        pretrain__diffusion={"n": 2},
+        pretrain__autoregressive={"n": 3},
+    )
     assert read_metrics(tmp_path) == {
-        "audit": {"n": 1},
+        "docs_gate": {"n": 1},
         "pretrain": {"diffusion": {"n": 2}, "autoregressive": {"n": 3}},
     }
 
@@ -29,8 +34,8 @@ def test_no_reports_are_an_empty_result(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ['{"loss": NaN}', '{"loss": -Infinity}', "{", "[1]", ""])
 def test_what_is_not_strict_json_is_refused_with_its_file(tmp_path: Path, text: str) -> None:
-    put(tmp_path, audit=text)
-    with pytest.raises(InputError, match=r"audit.metrics\.json"):
+    put(tmp_path, docs_gate=text)
+    with pytest.raises(InputError, match=r"docs_gate.metrics\.json"):
         read_metrics(tmp_path)
 
 
@@ -68,7 +73,7 @@ WHOLE = {
 
 
 def test_whole_reports_owe_nothing(tmp_path: Path) -> None:
-    found = judge(*read_whole_metrics(put(tmp_path, **WHOLE)))
+    found = judge(*read_whole_metrics(put(tmp_path, **WHOLE)), {})
     assert [finding.place.replace(".", "__") for finding in found] == sorted(WHOLE)
     assert {(finding.verdict, finding.is_given) for finding in found} == {("pass", True)}
 
@@ -88,7 +93,7 @@ def test_a_verdict_that_is_owed_and_not_given_is_not_measured(
 ) -> None:
     rest = {other: report for other, report in WHOLE.items() if other != name}
     put(tmp_path, **rest, **({} if content is None else {name: content}))
-    found = judge(*read_whole_metrics(tmp_path))
+    found = judge(*read_whole_metrics(tmp_path), {})
     assert [finding.place.replace(".", "__") for finding in found] == sorted(WHOLE)
     (missing,) = (finding for finding in found if not finding.is_given)
     assert (missing.place.replace(".", "__"), missing.verdict) == (name, "not_measured")

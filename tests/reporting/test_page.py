@@ -122,7 +122,8 @@ def test_the_same_reports_give_the_same_bytes(reports: Path) -> None:
 
 def test_the_page_asks_for_nothing_but_itself(reports: Path) -> None:
     page = page_of(reports)
-    assert all(target.startswith("#") for target in Balance(page).asked)
+    own = ("#", "./audit_run/", "./pretrain/")  # a link that one may follow, beside the page
+    assert all(target.startswith(own) for target in Balance(page).asked)
     assert not re.search(r"https?://|@import|url\((?!#)|<script|<link|<iframe", page)
 
 
@@ -130,7 +131,8 @@ def test_the_page_is_well_formed_and_its_ids_are_unique(reports: Path) -> None:
     balance = Balance(page_of(reports))
     assert balance.open == []
     assert len(balance.ids) == len(set(balance.ids))
-    assert {target[1:] for target in balance.asked} <= set(balance.ids)
+    inside = {target[1:] for target in balance.asked if target.startswith("#")}
+    assert inside <= set(balance.ids)
 
 
 def test_the_page_shows_what_the_reports_hold(reports: Path) -> None:
@@ -301,3 +303,29 @@ def test_the_page_answers_the_question_in_a_sentence(
     file.unlink()
     content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
     assert content.answer.startswith("Not answered")
+
+
+def test_the_page_links_the_audits_and_the_trace_of_a_run_that_was_not_finite(
+    reports: Path,
+) -> None:
+    """A reader finds what lies beside the page; a run without a bad step has no trace to show."""
+    audits = {f"./audit_run/{x}/index.html" for x in ("diffusion", "autoregressive")}
+    assert audits == {x for x in Balance(page_of(reports)).asked if not x.startswith("#")}
+    file = reports / "pretrain/diffusion/metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bad_steps": 3, "rollbacks": 1}))
+    page = page_of(reports)
+    trace = {f"./pretrain/diffusion/nonfinite/trace.{end}" for end in ("json", "svg")}
+    assert audits | trace == {x for x in Balance(page).asked if not x.startswith("#")}
+    assert "<td>bad steps</td><td>3</td>" in page
+
+
+def test_figures_of_another_run_stand_nowhere_on_the_page(reports: Path) -> None:
+    """A training that failed leaves no bound, speed, sample or audit of the run before it."""
+    file = reports / "pretrain/diffusion/metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"verdict": "fail"}))
+    page = page_of(reports)
+    earlier = ("4.5000", "3.2500", "38.5", "2.31", " upon ", "head is tied", "too far apart")
+    assert [figure for figure in earlier if figure in page] == []
+    assert "343,516,160" in page
+    assert page.count("made from another run: pretrain.diffusion fails") == 3
+    assert "Not answered" in page

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from canvaslm.errors import InputError
+from canvaslm.reporting.provenance import look_up
 from canvaslm.reporting.verdict import Verdict
 
 _VERDICTS = get_args(Verdict)
@@ -21,6 +23,7 @@ _JUDGED = (  # the reports that owe a verdict
     "pretrain.autoregressive",
     "pretrain.diffusion",
 )
+_UNJUDGED = ("collect_documents",)  # the pipeline's other reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,10 @@ class Finding:
 
 
 def read_metrics(reports: Path) -> dict[str, Any]:
-    """Read every ``metrics.json`` below a folder, nested as the folders are.
+    """Read ``metrics.json`` of every stage of the pipeline, nested as the folders are.
+
+    What else lies there, as the report of a run that a user started elsewhere, is none of them
+    (:func:`find_foreign`).
 
     Args:
         reports: the folder; ``pretrain/diffusion/metrics.json`` comes out as
@@ -62,12 +68,15 @@ def read_whole_metrics(reports: Path) -> tuple[dict[str, Any], dict[str, InputEr
     """
     collected: dict[str, Any] = {}
     damaged: dict[str, InputError] = {}
-    for file in sorted(reports.rglob("metrics.json")):
-        *outer, last = file.relative_to(reports).parent.parts
+    for place in sorted((*_JUDGED, *_UNJUDGED)):
+        *outer, last = place.split(".")
+        file = reports.joinpath(*outer, last, "metrics.json")
+        if not os.path.lexists(file):
+            continue
         try:
             content = _read_object(file)
         except InputError as error:
-            damaged[".".join([*outer, last])] = error
+            damaged[place] = error
             continue
         into = collected
         for name in outer:
@@ -76,15 +85,27 @@ def read_whole_metrics(reports: Path) -> tuple[dict[str, Any], dict[str, InputEr
     return collected, damaged
 
 
-def judge(metrics: dict[str, Any], damaged: Mapping[str, InputError]) -> list[Finding]:
+def find_foreign(reports: Path) -> list[str]:
+    """Every other ``metrics.json`` below a folder, by its path there: nobody judges it."""
+    own = {f"{place.replace('.', '/')}/metrics.json" for place in (*_JUDGED, *_UNJUDGED)}
+    found = {file.relative_to(reports).as_posix() for file in reports.rglob("metrics.json")}
+    return sorted(found - own)
+
+
+def judge(
+    metrics: dict[str, Any], damaged: Mapping[str, InputError], stale: Mapping[str, str]
+) -> list[Finding]:
     """Give every verdict, and a ``not_measured`` for each report that owes one and has none.
 
     Args:
         metrics: the figures of :func:`read_whole_metrics`.
         damaged: its reports that are not strict JSON.
+        stale: why a report is of another run, for each that is; its own verdict is not given.
     """
-    found: list[Finding] = []
+    found = [_not_given(place, reason) for place, reason in stale.items()]
     for place, report in _reports_in(metrics):
+        if place in stale:
+            continue
         try:
             found += find_verdicts(report, place)
         except InputError as error:
@@ -93,7 +114,7 @@ def judge(metrics: dict[str, Any], damaged: Mapping[str, InputError]) -> list[Fi
     have = {finding.place for finding in found}
     for place in _JUDGED:
         if not any(f"{name}.".startswith(f"{place}.") for name in have):
-            reason = "no report" if _look_up(metrics, place) is None else "no verdict in its report"
+            reason = "no report" if look_up(metrics, place) is None else "no verdict in its report"
             found.append(_not_given(place, reason))
     return sorted(found, key=lambda finding: finding.place)
 
@@ -158,7 +179,7 @@ def _reports_in(metrics: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
     rest = dict(metrics)
     for place in _JUDGED:
         outer, _, inner = place.partition(".")
-        report = _look_up(metrics, place)
+        report = look_up(metrics, place)
         if isinstance(report, dict):
             yield place, report
             if inner:
@@ -168,12 +189,6 @@ def _reports_in(metrics: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
     for place, report in rest.items():
         if isinstance(report, dict):
             yield place, report
-
-
-def _look_up(metrics: Any, place: str) -> Any:
-    for part in place.split("."):
-        metrics = metrics.get(part) if isinstance(metrics, dict) else None
-    return metrics
 
 
 def _not_given(place: str, reason: str) -> Finding:

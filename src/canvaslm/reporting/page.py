@@ -1,8 +1,8 @@
 """What did all the stages find, on one page that needs nothing but itself?
 
 The page shows what the reports hold and invents nothing: a report that is missing, and a figure
-that is null, are shown as not measured, and so, with the reason, is one that is damaged. It has no
-date and asks no network for anything.
+that is null, are shown as not measured, and so, with the reason, is one that is damaged or of
+another run. It has no date and asks no network for anything.
 """
 
 import csv
@@ -18,6 +18,7 @@ from pydantic import Field
 from canvaslm.params import Params
 from canvaslm.reporting.collected import Finding, judge, read_whole_metrics
 from canvaslm.reporting.look import NOT_MEASURED, printable, render
+from canvaslm.reporting.provenance import find_stale, look_up, without
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ class PageContent:
         samples: for each decoder, prompts and what came after them.
         times: what each diffusion time adds to the bound, in nats per token.
         code: stage, digest and number of files of each code fingerprint.
+        pages: for each run that was audited, where the page of its audit lies.
+        traces: for each training that was not finite throughout, where its trace lies.
     """
 
     profile: str
@@ -76,6 +79,8 @@ class PageContent:
     samples: Mapping[str, Sequence[tuple[str, str]]]
     times: Sequence[float]
     code: Sequence[tuple[str, str, int]]
+    pages: Mapping[str, str]
+    traces: Mapping[str, str]
 
     @property
     def headline(self) -> str:
@@ -93,16 +98,21 @@ class PageContent:
         return ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in counts.items() if n)
 
 
-def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageContent:
-    """Read what the page shows from all reports that are there.
+def read_content(
+    reports: Path, *, profile: str, params: ReportParams, home: str = "."
+) -> PageContent:
+    """Read what the page shows from all reports that are there, and of one run.
 
     Args:
         reports: the folder of reports.
+        home: that folder, seen from where the page will lie.
         profile: the profile that the values came from.
         params: how much is shown.
     """
     metrics, damaged = read_whole_metrics(reports)
-    found = judge(metrics, damaged)
+    stale = find_stale(metrics)
+    found = judge(metrics, damaged, stale)
+    metrics = without(metrics, stale)
 
     def part(place: str, read: Callable[[], T], nothing: T) -> T:
         """One part of the page, or nothing and a line that says why."""
@@ -118,6 +128,7 @@ def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageCo
     audited = reports / "audit_windows" / "samples.json"
     written = reports / "eval_speedup" / "samples.json"
     tables = {
+        "training": part("pretrain", lambda: _training_table(metrics), None),
         "parity": part("eval_loss_parity", lambda: _parity_table(metrics), None),
         "speed": part("eval_speedup", lambda: _speed_table(metrics), None),
         "runs": part("audit_run", lambda: _runs_table(metrics), None),
@@ -127,6 +138,7 @@ def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageCo
     curves = {
         name: part(f"pretrain.{name}.loss", lambda name=name: _curve(reports, name), {})
         for name in _OBJECTIVES
+        if f"pretrain.{name}" not in stale
     }
     by_time = reports / "eval_loss_parity" / "by_time.csv"
     return PageContent(
@@ -136,10 +148,26 @@ def read_content(reports: Path, *, profile: str, params: ReportParams) -> PageCo
         tables=tables,
         curves={name: curve for name, curve in curves.items() if curve},
         bars=part("eval_loss_parity.bars", lambda: _bars(metrics), {}),
-        times=part("eval_loss_parity.by_time", lambda: _times(by_time), []),
+        times=[]
+        if "eval_loss_parity" in stale
+        else part("eval_loss_parity.by_time", lambda: _times(by_time), []),
         samples=part("audit_windows.samples", lambda: _held_out(audited, n), {})
-        | part("eval_speedup.samples", lambda: _written(written, n), {}),
+        | (
+            {}
+            if "eval_speedup" in stale
+            else part("eval_speedup.samples", lambda: _written(written, n), {})
+        ),
         code=part("code", lambda: _code(reports / "code"), []),
+        pages={
+            name: f"{home}/audit_run/{name}/index.html"
+            for name in _OBJECTIVES
+            if look_up(metrics, f"audit_run.{name}") is not None
+        },
+        traces={
+            name: f"{home}/pretrain/{name}/nonfinite"
+            for name in _OBJECTIVES
+            if any(look_up(metrics, f"pretrain.{name}.{key}") for key in ("bad_steps", "rollbacks"))
+        },
         verdicts=sorted(found, key=lambda finding: finding.place),  # the last: all parts are read
     )
 
@@ -152,14 +180,6 @@ def render_page(content: PageContent, drawings: Mapping[str, str]) -> str:
         drawings: SVG of each drawing by name; one that is missing is shown as not measured.
     """
     return render(_TEMPLATE, page=content, drawings=drawings)
-
-
-def _look_up(metrics: Mapping[str, Any], dotted: str) -> Any:
-    """The value of a dotted key, or None where it is not there."""
-    value: Any = metrics
-    for part in dotted.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _shown(value: Any, form: str = "") -> str:
@@ -182,15 +202,15 @@ def _tiles(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("twin", "eval_loss_parity.autoregressive.nats_per_token", ".3f", "nats/token"),
         ("gap", "eval_loss_parity.gap_percent", ".1f", "%"),
     )
-    tiles = [(name, _shown(_look_up(metrics, key), form), unit) for name, key, form, unit in wanted]
+    tiles = [(name, _shown(look_up(metrics, key), form), unit) for name, key, form, unit in wanted]
     return [*tiles, ("fastest decoder", _shown(_fastest(metrics), ".2f"), "× the twin")]
 
 
 def _fastest(metrics: Mapping[str, Any]) -> float | None:
     """The best speed of a canvas decoder, in multiples of the twin's."""
-    rows = _look_up(metrics, "eval_speedup.rows")
+    rows = look_up(metrics, "eval_speedup.rows")
     speedups = [
-        _look_up(row, "speedup_over_autoregressive")
+        look_up(row, "speedup_over_autoregressive")
         for name, row in (rows.items() if isinstance(rows, Mapping) else ())
         if name != "autoregressive"
     ]
@@ -200,7 +220,7 @@ def _fastest(metrics: Mapping[str, Any]) -> float | None:
 def _answer(metrics: Mapping[str, Any]) -> str:
     """One sentence: can the denoiser stand in for the twin, by how much not, and at what speed?"""
     gap, limit = (
-        _look_up(metrics, f"eval_loss_parity.{key}") for key in ("gap_percent", "max_gap_percent")
+        look_up(metrics, f"eval_loss_parity.{key}") for key in ("gap_percent", "max_gap_percent")
     )
     if not isinstance(gap, float) or not isinstance(limit, float):
         return "Not answered: the two models were not compared."
@@ -211,6 +231,21 @@ def _answer(metrics: Mapping[str, Any]) -> str:
     if fastest is None:
         return f"{sentence}. Speed was not measured."
     return f"{sentence}. The fastest canvas decoder runs at {fastest:.2f} times the twin's speed."
+
+
+def _training_table(metrics: Mapping[str, Any]) -> Table | None:
+    """Both trainings side by side: how far they came, and what they lost on the way."""
+    columns = [x for x in _OBJECTIVES if look_up(metrics, f"pretrain.{x}") is not None]
+    if not columns:
+        return None
+    rows = [
+        [
+            key.replace("_", " "),
+            *(_shown(look_up(metrics, f"pretrain.{x}.{key}")) for x in columns),
+        ]
+        for key in ("steps", "tokens", "bad_steps", "rollbacks")
+    ]
+    return Table(header=("", *columns), rows=rows)
 
 
 def _parity_table(metrics: Mapping[str, Any]) -> Table | None:
@@ -319,11 +354,11 @@ def _curve(reports: Path, objective: str) -> dict[str, list[float]]:
 def _bars(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
     bars = {}
     for objective, key in zip(_OBJECTIVES, ("bound_nats_per_token", "nats_per_token"), strict=True):
-        score = _look_up(metrics, f"eval_loss_parity.{objective}") or {}
+        score = look_up(metrics, f"eval_loss_parity.{objective}") or {}
         if score.get(key) is not None:
             error = score.get("standard_error_nats")
             bars[objective] = (_number(score[key]), None if error is None else _number(error))
-    unigram = _look_up(metrics, "eval_loss_parity.unigram_entropy_nats")
+    unigram = look_up(metrics, "eval_loss_parity.unigram_entropy_nats")
     if bars and unigram is not None:
         bars["unigram entropy"] = (_number(unigram), None)
     return bars
