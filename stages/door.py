@@ -10,10 +10,13 @@ import importlib
 import io
 import logging
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -46,6 +49,21 @@ SECTIONS = {
 }
 NOT_SECTIONS = {"profile"}
 SECONDS_BETWEEN_LINES = 10.0
+_INTERRUPTED = "interrupted; the same command again goes on or starts over"
+_STATUS_OF_INTERRUPT = 130
+
+
+def _tell_interrupt(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """End in one line also when Ctrl-C comes before or after the stage itself."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write(f"{_INTERRUPTED}\n")
+        sys.exit(_STATUS_OF_INTERRUPT)
+    sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _tell_interrupt
 
 
 def main(stage: Callable[..., None]) -> None:
@@ -60,6 +78,8 @@ def main(stage: Callable[..., None]) -> None:
         told = error.format_message() if hasattr(error, "format_message") else str(error)
         typer.echo(" ".join(f"{sys.argv[0]}: {told.rstrip('.')}; see --help".split()), err=True)
         status = 2
+    if status == _STATUS_OF_INTERRUPT:  # typer has caught it, outside the stage itself
+        typer.echo(_INTERRUPTED, err=True)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -158,7 +178,7 @@ def _guarded(stage: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             _leave(_tell(error), 2)
         except KeyboardInterrupt:
-            _leave("interrupted; the same command again goes on or starts over", 130)
+            _leave(_INTERRUPTED, _STATUS_OF_INTERRUPT)
 
     return run
 
@@ -166,15 +186,19 @@ def _guarded(stage: Callable[..., None]) -> Callable[..., None]:
 def _leave(line: str, status: int) -> None:
     """Say it in one line on stderr and exit."""
     typer.echo(" ".join(line.split()), err=True)
-    raise typer.Exit(status)
+    sys.exit(status)
 
 
 def _tell(error: OSError) -> str:
     """One line for what the operating system refused."""
-    place = error.filename or "the disk"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    place, reason = error.filename or "the disk", error.strerror or str(error)
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        place, _, reason = error.args[0][0]  # of a tree that was copied: (from, to, why)
+        reason = re.sub(r"^\[Errno \d+\] |: '.*'$", "", str(reason))
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if error.errno in full or reason in map(os.strerror, full):
         return f"{place}: expected room to write, got no space left; free some and run it again"
-    return f"{place}: expected access, got {error.strerror or error}; check the path and its rights"
+    return f"{place}: expected access, got {reason}; check the path and its rights"
 
 
 def _note_stale_fingerprint(script: Path) -> None:

@@ -47,6 +47,13 @@ door.main(stage)
         ("OSError(errno.ENOSPC, 'No space left on device', 'data/x')", 2, "data/x: expected room"),
         ("PermissionError(errno.EACCES, 'Permission denied', 'data/x')", 2, "data/x: expected acc"),
         ("KeyboardInterrupt()", 130, "interrupted"),
+        (
+            "shutil.Error([('a', 'b', '[Errno 13] Permission denied: \\'b\\''), ('c', 'd', 'no')])",
+            2,
+            "a: expected access, got Permission denied; check",
+        ),
+        ("shutil.Error([('a', 'b', '[Errno 28] No space left on device')])", 2, "a: expected room"),
+        ("shutil.Error('a and b are one file')", 2, "the disk: expected access, got a and b"),
     ],
 )
 def test_what_a_user_can_put_right_is_one_line_and_a_status(
@@ -54,6 +61,7 @@ def test_what_a_user_can_put_right_is_one_line_and_a_status(
 ) -> None:
     script = f"""
 import errno
+import shutil
 from canvaslm.errors import GateClosedError, InputError
 def stage() -> None:
     raise {raised}
@@ -132,3 +140,24 @@ def test_ctrl_c_ends_a_stage_in_one_line() -> None:
             process.kill()
     assert process.returncode == 130
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "raise KeyboardInterrupt",  # as in an import of the stage's script
+        "def stage() -> None:\n    pass\n"
+        "def interrupted() -> None:\n    raise KeyboardInterrupt\n"
+        "door._guarded = lambda stage: interrupted\ndoor.main(stage)\n",
+        "import canvaslm.leash\ndef interrupted() -> None:\n    raise KeyboardInterrupt\n"
+        "canvaslm.leash.end_with_dvc = interrupted\ndoor.main(interrupted)\n",
+    ],
+    ids=["while importing", "inside typer", "before the stage"],
+)
+def test_ctrl_c_outside_a_stage_is_one_line_too(script: str) -> None:
+    """Wherever the interrupt lands once the door is there: 130, one line and no traceback."""
+    result = run(script)
+    assert result.returncode == 130
+    assert result.stderr.splitlines() == [
+        "interrupted; the same command again goes on or starts over"
+    ]
