@@ -17,14 +17,13 @@ def doctor(
     ] = "both",
     root: Annotated[Path, typer.Option(help="the repository: code and docs")] = ROOT,
     shards: Annotated[Path, typer.Option(help="packed shards")] = Path("data/shards"),
-    tokenizer: Annotated[Path, typer.Option(help="their tokenizer")] = Path(
-        "data/tokenizer/tokenizer.json"
-    ),
+    tokenizer: Annotated[Path, typer.Option(help="theirs")] = Path("data/tokenizer/tokenizer.json"),
     checkpoints: Annotated[Path, typer.Option(help="final checkpoints")] = Path("checkpoints"),
     reports: Annotated[Path, typer.Option(help="where the reports lie")] = Path("reports"),
     params_file: Annotated[Path, typer.Option("--params", help="the params file")] = Path(
         "params.yaml"
     ),
+    show_all: Annotated[bool, typer.Option("--all", help="show what passes too")] = False,
 ) -> None:
     """Try the first test of each symptom on your own run; exit 1 when one fails, and say which."""
     from rich.console import Console
@@ -50,7 +49,8 @@ def doctor(
         print_row(lay_out_cells(HEADING, width=console.width))
         for finding in examine(places, chosen, announce=status.update):
             findings.append(finding)
-            print_row(lay_out(finding, width=console.width), style=COLOURS[finding.verdict])
+            if show_all or finding.verdict != "pass":
+                print_row(lay_out(finding, width=console.width), style=COLOURS[finding.verdict])
     typer.echo(conclude(findings))
 
 

@@ -154,6 +154,24 @@ def test_without_a_params_file_nothing_can_be_said(project: Places) -> None:
         look(project)
 
 
+def test_the_last_line_is_short_whatever_was_measured_and_ends_at_the_section() -> None:
+    """The row above it holds all of it."""
+    finding = Finding(
+        probe="audit_passes",
+        symptom="A training or an audit closed its gate",
+        anchor="docs/guides/debugging.md#a-training-or-an-audit-closed-its-gate",
+        objective="diffusion",
+        looked_at="a report",
+        measured="many words " * 100,
+        verdict="fail",
+        next_step="many tests " * 100,
+    )
+    with pytest.raises(GateClosedError) as closed:
+        conclude([finding])
+    assert len(str(closed.value)) < 560
+    assert str(closed.value).endswith(f"read {finding.anchor}")
+
+
 @pytest.mark.parametrize("width", [40, 100, 160])
 def test_a_row_is_wrapped_in_its_cells_and_loses_no_word(width: int) -> None:
     finding = Finding(

@@ -1,6 +1,8 @@
 """Does each probe fail on a fault that was planted for it, and is it named before all others?"""
 
+import csv
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ import canvaslm.model.backbone
 import canvaslm.run_audit.rehearsal
 from canvaslm.corpus.fetch import hash_file
 from canvaslm.doctor.examination import PROBES, examine
+from canvaslm.doctor.outcomes import _course
 from canvaslm.doctor.patient import Places
 from canvaslm.doctor.probe import Finding
 from canvaslm.doctor.table import conclude
@@ -137,6 +140,31 @@ def have_gone_back(places: Places, change: Change, patch: Patch) -> None:
     write_json(report / "nonfinite" / "trace.json", trace)
 
 
+def be_stopped_by_the_gate(places: Places, change: Change, patch: Patch) -> None:
+    """No bad step is counted in what is left, and the report says that the gate closed."""
+    report = places.reports / "pretrain" / "diffusion" / "metrics.json"
+    closed = {"verdict": "fail", "verdict_reason": "went back 4 times"}
+    write_json(report, json.loads(report.read_text()) | closed)
+
+
+def diverge(places: Places, change: Change, patch: Patch) -> None:
+    """The rows fall, from 30 nats to 9; ln 280 is 5.6."""
+    curve = places.reports / "pretrain" / "diffusion" / "loss.csv"
+    rows = list(csv.DictReader(curve.read_text().splitlines()))
+    with curve.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for number, row in enumerate(rows):
+            writer.writerow(row | {"loss_nats": str(max(30 - 12 * number, 9))})
+
+
+def fail_the_audit(places: Places, change: Change, patch: Patch) -> None:
+    report = places.reports / "audit_run" / "diffusion" / "metrics.json"
+    check = {"verdict": "fail", "first_test": "look at the head"}
+    closed = {"verdict": "fail", "verdict_reason": "head_is_tied: two tensors", "checks": [check]}
+    write_json(report, json.loads(report.read_text()) | closed)
+
+
 def draw_from_no_stream(places: Places, change: Change, patch: Patch) -> None:
     """Weights that a global generator makes a little different each time."""
     plain = canvaslm.run_audit.rehearsal.fresh_learner
@@ -240,6 +268,9 @@ FAULTS: dict[Callable[[Places, Change, Patch], None], tuple[str, str]] = {
     lose_a_step_of_the_log: ("run_is_whole", "steps.csv"),
     cut_the_report_of_the_loss: ("run_is_whole", "does not end at step 5"),
     have_gone_back: ("every_step_was_finite", "the output of blocks.0 in the noisy stream"),
+    be_stopped_by_the_gate: ("training_kept_its_gate_open", "went back 4 times"),
+    diverge: ("loss_is_plausible", "too high: "),
+    fail_the_audit: ("audit_passes", "head_is_tied: two tensors"),
     draw_from_no_stream: ("equal_runs_agree", "parameters differ"),
     change_a_knob_after_the_training: ("run_is_of_these_inputs", "pretrain.weight_decay: 0.1 ->"),
     lose_the_optimiser_on_resume: ("resume_changes_no_bit", "optimizer_state_survives"),
@@ -273,6 +304,53 @@ def test_a_planted_fault_is_the_first_that_fails(
     assert found.next_step
     with pytest.raises(GateClosedError, match=probe):
         conclude([found])
+
+
+def test_after_a_closed_gate_nobody_is_told_that_nothing_was_trained_yet(
+    project: Places, change_params: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no checkpoint left, the same command again would be stopped again."""
+    be_stopped_by_the_gate(project, change_params, monkeypatch)
+    shutil.rmtree(project.checkpoints)
+    shutil.rmtree(project.work)
+    findings = list(itertools.islice(examine(project, ("diffusion",), lambda text: None), 13))
+    told = {finding.probe: finding for finding in findings}
+    assert "stopped by its gate" in told["run_is_whole"].measured
+    assert told["run_is_whole"].next_step == "see training_kept_its_gate_open"
+    assert told["training_kept_its_gate_open"].verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([5, 4, 3, 3, 4, 5], "it rises: "),
+        ([5, 5, 5, 5, 5, 5], "it does not fall: "),
+        ([5, 4, 4, 3, 3, 3], ""),
+        ([5, 6, 7], ""),
+    ],
+)
+def test_the_course_of_a_loss_is_told(losses: list[float], told: str) -> None:
+    rows = [{"step": str(50 * n), "loss_nats": str(x)} for n, x in enumerate(losses, start=1)]
+    course, remedy = _course(rows)
+    assert course.startswith(told)
+    assert bool(course) == bool(told) == ("pretrain.learning_rate" in remedy)
+
+
+def test_an_audit_of_another_model_says_nothing_of_this_one(project: Places) -> None:
+    report = project.reports / "audit_run" / "diffusion" / "metrics.json"
+    write_json(report, {"verdict": "fail", "trained_model_sha256": "0" * 64})
+    findings = {x.probe: x for x in examine(project, ("diffusion",), lambda text: None)}
+    assert findings["audit_passes"].verdict == "not_measured"
+    assert "is about another model" in findings["audit_passes"].measured
+
+
+def test_knobs_that_were_changed_after_the_training_are_trained_with_by_make_repro(
+    project: Places, change_params: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_a_knob_after_the_training(project, change_params, monkeypatch)
+    found = first_failure(project)
+    assert "`make repro`" in found.next_step
+    assert "--fork" not in found.next_step
 
 
 def read_no_end_of_text_before_a_prompt(places: Places, change: Change, patch: Patch) -> None:

@@ -48,12 +48,15 @@ def test_before_any_training_nothing_fails_and_the_commands_that_make_things_are
     assert (status, err) == (0, "")
     heading, *rows, last = out.splitlines()
     assert heading.split() == ["verdict", "symptom", "run", "looked", "at", "measured"]
-    assert rows[0].startswith("pass          The params file is refused")
+    assert not any(row.startswith("pass ") for row in rows)
+    assert rows[0].startswith("not_measured")
     assert "dvc repro pretrain@autoregressive" in out
     assert last.startswith("nothing fails: ")
     assert last.endswith(" not measured")
     assert not (tmp_path / ".work").exists()
     assert not (tmp_path / "reports").exists()
+    _, out, _ = doctor("--all", "--objective", "diffusion")
+    assert out.splitlines()[1].startswith("pass          The params file is refused")
 
 
 def test_one_objective_may_be_asked_for(doctor: Callable[..., tuple[int, str, str]]) -> None:

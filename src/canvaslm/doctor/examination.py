@@ -11,6 +11,7 @@ from canvaslm.doctor.arithmetic import ARITHMETIC
 from canvaslm.doctor.decoding import DECODING
 from canvaslm.doctor.documents import DOCUMENTS
 from canvaslm.doctor.inputs import INPUTS
+from canvaslm.doctor.outcomes import GATES, OUTCOMES
 from canvaslm.doctor.patient import Patient, Places
 from canvaslm.doctor.probe import Finding, NotThereError, Probe
 from canvaslm.doctor.records import RECORDS
@@ -19,7 +20,7 @@ from canvaslm.reporting.verdict import Verdict
 from canvaslm.training.plan import ObjectiveKind
 
 T = TypeVar("T")
-PROBES = (*INPUTS, *RECORDS, *ARITHMETIC, *DECODING, *DOCUMENTS)
+PROBES = (*INPUTS, *RECORDS, *GATES, *ARITHMETIC, *DECODING, *OUTCOMES, *DOCUMENTS)
 
 
 def examine(

@@ -108,7 +108,7 @@ def _look_at_fingerprints(patient: Patient) -> Seen:
 def _look_at_shapes(patient: Patient) -> Seen:
     """Params, tokenizer, shards and checkpoint speak of one model; a key that differs is named."""
     patient.job  # noqa: B018 - what contradicts itself is refused in one line
-    wrong, told = _unlike_tokenizer(patient), "no checkpoint yet"
+    wrong, told = _unlike_tokenizer(patient), ""
     try:
         checkpoint = patient.checkpoint
         state, told = patient.stored_in(checkpoint), f"the same shape as {checkpoint}"
@@ -116,15 +116,15 @@ def _look_at_shapes(patient: Patient) -> Seen:
         wrong += [f"{checkpoint}: {in_one_line([x])}" for x in unlike if x.key.startswith(_SHAPES)]
         if state is None:  # which is for another probe to tell
             told = f"{checkpoint} does not say which"
-    except NotThereError:
-        pass
+    except NotThereError as absent:
+        told = absent.what
     layout = patient.recipe.layout
     return Seen(
         looked_at="params, shards, tokenizer, checkpoint",
         measured="; ".join(wrong)
         or f"windows of {layout.window_tokens} over {layout.vocab_size} ids; {told}",
         holds=not wrong,
-        next_step="restore that key, or train that shape: `dvc repro`",
+        next_step="restore that key, or train that shape: `make repro`",
     )
 
 

@@ -6,6 +6,7 @@ of this objective that differs least, since an edit gives a run another name.
 """
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,8 +140,26 @@ class Patient:
         if self.folder is not None:
             newest = latest_complete(self.folder / "checkpoints", identity=None)
         if newest is None:
-            raise NotThereError("no checkpoint yet", command=self.command)
+            raise self.absent("no checkpoint")
         return newest
+
+    @property
+    def closed(self) -> str | None:
+        """Why the training was stopped by its gate, by its report; None where it was not."""
+        try:
+            report = json.loads((self.reports / "metrics.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None  # for a probe to tell
+        if not isinstance(report, dict) or report.get("verdict") != "fail":
+            return None
+        return str(report.get("verdict_reason"))
+
+    def absent(self, what: str) -> NotThereError:
+        """Tell what is not there: a training made none yet, or was stopped before it could."""
+        if self.closed is None:
+            return NotThereError(f"{what} yet", command=self.command)
+        told = f"{what}, since the training was stopped by its gate"
+        return NotThereError(told, command="see training_kept_its_gate_open")
 
     @cached_property
     def subject(self) -> Subject:

@@ -27,9 +27,9 @@ def _look_at_identity(patient: Patient) -> Seen:
         looked_at=f"{patient.checkpoint} against params, data and code",
         measured=f"{len(unlike)} keys differ" + (f": {shown}" if unlike else ""),
         holds=not unlike,
-        next_step="the code was edited: `dvc repro` trains anew, from the start"
+        next_step="the code was edited since: `make repro` trains anew, from the start"
         if only_code
-        else "a run of other settings starts at step 0: restore them, or start with --fork",
+        else "they were changed since: `make repro` trains with them anew; or restore them",
     )
 
 
@@ -49,7 +49,7 @@ def _look_at_run(patient: Patient) -> Seen:
     """Every checkpoint by its hashes, and the logs against the newest."""
     places = [*patient.numbered, *([patient.final] if patient.final.exists() else [])]
     if not places:
-        raise NotThereError("no checkpoint yet", command=patient.command)
+        raise patient.absent("no checkpoint")
     wrong, states = [], {}
     for place in patient.track(places, total=len(places), label="checkpoints hashed"):
         try:
@@ -89,7 +89,7 @@ def _look_at_finiteness(patient: Patient) -> Seen:
 
 def _folder(patient: Patient) -> Path:
     if patient.folder is None:
-        raise NotThereError("no state of a run", command=patient.command)
+        raise patient.absent("no state of a run")
     return patient.folder
 
 
@@ -130,7 +130,7 @@ def _wrong_in_logs(patient: Patient, states: dict[Path, State]) -> list[str]:
     numbered = [states[place] for place in patient.numbered if place in states]
     if numbered and patient.folder is not None:
         path, state = patient.folder / "steps.csv", numbered[-1]
-        rows, done = _rows(path), state.progress.step
+        rows, done = read_rows(path), state.progress.step
         numbers = [row.get("step") for row in rows[:done]]
         if numbers != [str(step) for step in range(done)]:
             wrong.append(f"{path}: not each of the steps 0 to {done - 1} once and in order")
@@ -140,7 +140,7 @@ def _wrong_in_logs(patient: Patient, states: dict[Path, State]) -> list[str]:
             wrong.append(f"{path}: skipped steps {skipped}, by the checkpoint {due}")
     curve = patient.reports / "loss.csv"
     if patient.final in states and curve.is_file():
-        last, due = _rows(curve)[-1:], str(states[patient.final].progress.step)
+        last, due = read_rows(curve)[-1:], str(states[patient.final].progress.step)
         if [row.get("step") for row in last] != [due]:
             wrong.append(f"{curve}: does not end at step {due} as {patient.final} does")
     return wrong
@@ -158,7 +158,7 @@ def _bad_steps(patient: Patient) -> tuple[list[str], int]:
     reported = _counts(metrics) if metrics.exists() else {"bad_steps": 0, "rollbacks": 0}
     bad = []
     if patient.folder is not None and (patient.folder / "steps.csv").exists():
-        rows = _rows(patient.folder / "steps.csv")
+        rows = read_rows(patient.folder / "steps.csv")
         bad = [f"step {row['step']}: {row['cause']}" for row in rows if is_bad(row["cause"] or "")]
     elif reported["bad_steps"]:
         bad = [f"{metrics} counts them"] * reported["bad_steps"]
@@ -170,12 +170,12 @@ def _first_place(patient: Patient) -> str:
     for place in (patient.folder, patient.reports):
         path = place / "nonfinite" / "trace.json" if place is not None else None
         if path is not None and path.exists():
-            trace = _object(path)
+            trace = read_report(path)
             return f"step {trace.get('step')}, {trace.get('first_place')}"
     return ""
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a log, without a last one that a killed process left half-written."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -187,7 +187,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _counts(metrics: Path) -> dict[str, int]:
     """How many steps were bad, and how often the run went back, by its report."""
-    content = _object(metrics)
+    content = read_report(metrics)
     for key in ("bad_steps", "rollbacks"):
         if type(content.get(key)) is not int:
             fix, got = "run `dvc repro` for this run", str(content.get(key))
@@ -195,7 +195,7 @@ def _counts(metrics: Path) -> dict[str, int]:
     return content
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> dict[str, Any]:
     """The content of a report."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

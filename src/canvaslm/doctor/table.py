@@ -9,6 +9,7 @@ from canvaslm.errors import GateClosedError
 _WIDTHS = (12, 30, 14)  # verdict, symptom, whose run
 _SPACE = 2
 _LEAST = 24  # columns that the last cells keep on a narrow screen
+_LONGEST = 160  # characters of what was measured, in the last line
 _LOOKED_SHARE = 0.35  # of what is left, for what was looked at
 
 HEADING = ("verdict", "symptom", "run", "looked at", "measured")
@@ -63,7 +64,12 @@ def conclude(findings: Sequence[Finding]) -> str:
         first = failed[0]
         whose = f" ({first.objective})" if first.objective else ""
         raise GateClosedError(
-            f"doctor: {first.symptom}{whose}: "
-            f"{first.probe}: {first.measured}; {first.next_step}; read {first.anchor}"
+            f"doctor: {first.symptom}{whose}: {first.probe}: "
+            f"{_short(first.measured)}; {_short(first.next_step)}; read {first.anchor}"
         )
     return f"nothing fails: {len(findings) - missing} pass, {missing} not measured"
+
+
+def _short(text: str) -> str:
+    """The beginning of a text; all of it stands in its row."""
+    return textwrap.shorten(text, _LONGEST, placeholder=" ..")
