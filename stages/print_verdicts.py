@@ -19,16 +19,13 @@ def print_verdicts(
     from rich.table import Table
 
     from canvaslm.errors import GateClosedError, InputError
-    from canvaslm.params import read_yaml
     from canvaslm.reporting.collected import find_foreign, judge, read_whole_metrics
     from canvaslm.reporting.provenance import Record, find_stale
 
     metrics, damaged = read_whole_metrics(reports)
     if not metrics and not damaged:
         raise InputError(reports, expected="reports", got="none", fix="run `make repro`")
-    record = None
-    if lock.is_file():
-        record = Record(root=reports.parent, lock=read_yaml(lock), params=read_yaml(params))
+    record = Record.read(lock, params, root=reports.parent)
     table = Table("report", "verdict", "reason", box=None)
     verdicts = judge(metrics, damaged, find_stale(metrics, record))
     for row in verdicts:
@@ -37,7 +34,7 @@ def print_verdicts(
     given = [row.place for row in verdicts if row.is_given]
     unknown = [place for place in given if record is None or not record.knows(place)]
     if unknown:
-        source = f"{lock} does not tell" if record else f"without {lock} nobody can tell"
+        source = f"{lock} does not tell" if record else f"without a whole {lock} nobody can tell"
         typer.echo(f"{source} from which values and files these were made: {', '.join(unknown)}")
     if foreign := find_foreign(reports):
         typer.echo(f"not judged, for no stage of the pipeline writes there: {', '.join(foreign)}")

@@ -124,11 +124,15 @@ def test_verdicts_of_another_model_or_other_values_are_not_given(
     assert closed
 
 
+@pytest.mark.parametrize("left", [None, "", "stages: [1"])
 def test_without_a_record_it_is_said_that_nobody_can_tell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str | None
 ) -> None:
+    """A record that is missing, or that a killed DVC cut, stops no verdict."""
     checkout = record(tmp_path)
     (checkout / "dvc.lock").unlink()
+    if left is not None:
+        (checkout / "dvc.lock").write_text(left)
     rows, shown, closed = told(checkout, capsys)
     assert (rows["eval_loss_parity"], closed) == ("pass", False)
     assert "dvc.lock nobody can tell" in shown.replace("\n", " ")

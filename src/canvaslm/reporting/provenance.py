@@ -9,7 +9,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from canvaslm.errors import InputError
+from canvaslm.params import read_yaml
 
 _TRAININGS = ("pretrain.autoregressive", "pretrain.diffusion")
 _AUDITS = ("audit_run.autoregressive", "audit_run.diffusion")
@@ -50,6 +53,15 @@ class Record:
     root: Path
     lock: Mapping[str, Any]
     params: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, lock: Path, params: Path, *, root: Path) -> Self | None:
+        """Read a record; None where DVC left none, or one that was cut in writing."""
+        try:
+            content = read_yaml(lock)
+        except InputError:
+            return None
+        return cls(root=root, lock=content, params=read_yaml(params))
 
     def knows(self, place: str) -> bool:
         """Whether a report is the one that its stage wrote when DVC last ran it to its end."""
