@@ -203,6 +203,30 @@ def test_row_that_repeats_itself_or_reads_as_noise_fails_the_comparison_by_name(
     assert verdict_of({"sane": judged["sane"]})[0] == "pass"
 
 
+def test_a_pass_says_that_texts_were_judged_and_what_the_speed_is(
+    networks: tuple[Backbone, Backbone],
+) -> None:
+    """A decoder slower than the twin passes for its texts, and is not taken for a speed-up."""
+    decoders: dict[str, Decoder] = {
+        name: Parrot(networks[0], range(8), canvases=2) for name in ("autoregressive", "fixed_16")
+    }
+    counted, _ = count_rows(decoders, TASK, track=untracked)
+    judged = {
+        name: dataclasses.replace(row, is_repetitive=False, is_noise=False)
+        for name, row in counted.items()
+    }
+    verdict, reason = verdict_of(judged)
+    assert (verdict, reason.rpartition("; ")[2]) == ("pass", "speed was not measured")
+    timed = {
+        name: dataclasses.replace(row, timing=Timing(rounds_s=(seconds,)))
+        for (name, row), seconds in zip(judged.items(), (1.0, 4.0), strict=True)
+    }
+    verdict, reason = verdict_of(timed)
+    assert verdict == "pass"
+    assert reason.startswith("the texts were judged, not the speed: ")
+    assert reason.endswith("fixed_16, runs at 0.25 times the twin's speed")
+
+
 @pytest.mark.parametrize("evidence", ["posterior", "cavity"])
 def test_evidence_is_what_the_params_say(
     networks: tuple[Backbone, Backbone], evidence: str

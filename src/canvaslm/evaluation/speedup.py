@@ -250,7 +250,8 @@ def _fastest_in_words(rows: Mapping[str, SpeedupRow]) -> str:
     if not base or not timed:
         return "speed was not measured"
     name = max(timed, key=lambda name: timed[name])
-    return f"the fastest canvas decoder, {name}, runs at {timed[name] / base:.2f} times the twin"
+    ratio = timed[name] / base
+    return f"the fastest canvas decoder, {name}, runs at {ratio:.2f} times the twin's speed"
 
 
 def _faults(row: SpeedupRow) -> Iterator[str]:
