@@ -188,6 +188,15 @@ def test_a_recipe_is_read_as_it_is_written(tmp_path: Path) -> None:
         ({"symbols": "aé"}, "printable ASCII"),
         ({"uniform_share": 0.0}, "uniform_share"),
         ({"uniform_share": 1.1}, "uniform_share"),
+        ({"uniform_share": 5e-324}, "uniform_share: expected greater than or equal to 0.000001"),
+        ({"order": True}, "order: expected 1 or 2, got True"),
+        ({"order": 1.0}, "order: expected 1 or 2, got 1.0"),
+        ({"symbols_per_document": 2**31 - 1}, "symbols_per_document: expected less than or equal"),
+        ({"documents": 2**31 - 1}, "documents: expected less than or equal"),
+        (
+            {"documents": 2**20, "symbols_per_document": 257},
+            "symbols_per_document: expected at most 256 for 1048576 documents, got 257",
+        ),
         ({"concentration": 0.0}, "concentration"),
         ({"documents": 1}, "documents"),
         ({"symbols_per_document": 1}, "symbols_per_document"),
@@ -201,6 +210,53 @@ def test_a_recipe_that_draws_no_chain_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=told):
         read_recipe(recipe_file(tmp_path, **changed))
+
+
+@pytest.mark.parametrize("content", ["", "- seed: 1\n", "seed", "seed: [", "seed: 1\nseed: 2\n"])
+def test_what_is_no_recipe_is_told_as_one_and_not_as_a_params_file(
+    tmp_path: Path, content: str
+) -> None:
+    """The advice names the recipe's file: composing a profile would overwrite other knobs."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"recipe\.yaml: expected the recipe of a Markov") as told:
+        read_recipe(path)
+    assert "make profile" not in str(told.value)
+    assert "correct the recipe (see configs/markov/order_1.yaml)" in str(told.value)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("symbols", ["ab", "".join(map(chr, range(33, 65)))])
+def test_every_chain_that_a_recipe_can_draw_is_read_back(
+    tmp_path: Path, order: int, symbols: str
+) -> None:
+    """At the outermost values of both knobs: what fetch_corpus writes, collect_documents takes."""
+    for seed, (concentration, share) in enumerate(itertools.product((0.01, 1000.0), (1e-6, 1.0))):
+        recipe = recipe_of(
+            order=order,
+            symbols=symbols,
+            seed=seed,
+            concentration=concentration,
+            uniform_share=share,
+            documents=2,
+        )
+        synthesise_corpus(recipe, tmp_path, text_field="text")
+        chain = read_chain(tmp_path)
+        costs = [
+            chain.nats_of(json.loads(line)["text"])
+            for line in (tmp_path / TEXTS).read_text().splitlines()
+        ]
+        assert all(map(math.isfinite, costs))
+        assert 0 < chain.entropy_rate_nats <= math.log(len(symbols)) * (1 + 1e-12)
+
+
+def test_long_documents_are_drawn_fewer_at_once_and_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How many are drawn side by side is a matter of memory alone."""
+    _, whole = texts_of(documents=20)
+    monkeypatch.setattr("canvaslm.corpus.synthesis._CHANCES_AT_ONCE", 50 * 3)
+    assert texts_of(documents=20)[1] == whole
 
 
 def test_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:

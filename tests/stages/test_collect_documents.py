@@ -59,6 +59,35 @@ def test_a_drawn_corpus_goes_the_whole_way_and_brings_its_floor(
     assert audit["verdict"] == "pass"
 
 
+@pytest.mark.parametrize(
+    ("symbols", "length", "told"),
+    [("ab", 6, "copies and 0 blank ones among 400"), ("a ", 9, "blank ones among ")],
+    ids=["copies", "blank"],
+)
+def test_a_drawn_corpus_that_would_lose_documents_is_refused(
+    corpus: Path,
+    run_stage: Callable[..., int],
+    markov: Path,
+    capfd: pytest.CaptureFixture[str],
+    symbols: str,
+    length: int,
+    told: str,
+) -> None:
+    """What is dropped is dropped for what it says, so the rest has another law and no floor."""
+    recipe = markov.read_text().replace('"abc "', f'"{symbols}"')
+    recipe = recipe.replace("symbols_per_document: 200", f"symbols_per_document: {length}")
+    markov.write_text(recipe.replace("documents: 40", "documents: 400"))
+    assert run_stage("fetch_corpus") == 0
+    capfd.readouterr()
+    assert run_stage("collect_documents") == 2
+    line = capfd.readouterr().err
+    assert len(line.splitlines()) == 1
+    assert told in line
+    assert "raise symbols_per_document in the recipe" in line
+    assert not (corpus / "data/documents").exists()
+    assert not (corpus / "reports/collect_documents").exists()
+
+
 def test_a_damaged_chain_is_one_line_and_exit_2_and_nothing_is_collected(
     corpus: Path,
     run_stage: Callable[..., int],

@@ -32,6 +32,14 @@ class Law(Params):
         min_length=2, max_length=32, description="printable ASCII characters, each one byte of text"
     )
 
+    @field_validator("order", mode="before")
+    @classmethod
+    def _be_a_whole_number(cls, order: object) -> object:
+        """True and 1.0 are equal to 1, and are slips."""
+        if type(order) is not int:
+            raise ValueError("1 or 2")
+        return order
+
     @field_validator("symbols")
     @classmethod
     def _be_different_bytes(cls, symbols: str) -> str:

@@ -74,7 +74,8 @@ def collect_documents(
 
     Raises:
         InputError: a file changed or cannot be read, a record is bad, no document is usable, one
-            of the two splits comes out empty, or ``out_dir`` holds files of others.
+            of the two splits comes out empty, a drawn document was dropped, or ``out_dir`` holds
+            files of others.
     """
     counts = DocumentCounts()
     with whole_directory(out_dir, holds=_FOLDER_HOLDS) as aside, ExitStack() as stack:
@@ -85,6 +86,8 @@ def collect_documents(
             counts.documents[split] += 1
             counts.text_bytes[split] += row["n_bytes"]
             writers[split].add(row)
+        if inputs.source == "markov":
+            _refuse_lost(inputs, counts)
         _refuse_empty(inputs, counts, params)
         for writer in writers.values():
             writer.finish()
@@ -217,6 +220,23 @@ def _refuse_empty(inputs: Inputs, counts: DocumentCounts, params: CollectParams)
                 fix="add documents (a .txt file is one document, a line of .jsonl is one), or "
                 "change collect_documents.val_share",
             )
+
+
+def _refuse_lost(inputs: Inputs, counts: DocumentCounts) -> None:
+    """Documents of a known law follow it only as long as none is dropped for what it says.
+
+    Copies cannot be kept instead: they would stand on both sides of the split, or the split would
+    no longer be a property of the text.
+    """
+    if counts.duplicates or counts.blank or counts.null:
+        raise InputError(
+            inputs.root / inputs.files[0].path,
+            expected="drawn documents that all differ, since without the others they have no "
+            "known law",
+            got=f"{counts.duplicates} copies and {counts.blank + counts.null} blank ones among "
+            f"{counts.read}",
+            fix="raise symbols_per_document in the recipe and run stages/fetch_corpus.py again",
+        )
 
 
 class _Writer:

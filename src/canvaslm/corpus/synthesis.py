@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from canvaslm.corpus.chain import Chain, Law, write_chain
 from canvaslm.errors import InputError
@@ -17,21 +17,35 @@ from canvaslm.randomness import stream
 from canvaslm.reporting.files import write_bytes
 
 TEXTS = "documents.jsonl"
-_AT_ONCE = 256  # documents that are drawn side by side
+_AT_ONCE = 256  # documents that are drawn side by side, or fewer
+_CHANCES_AT_ONCE = 1 << 24  # of all of them: 128 MiB
+_MOST_OF_ONE = 1 << 20
+_MOST_IN_ALL = 1 << 28  # of symbols; a corpus is held in memory until it is written
+_EXAMPLE = "configs/markov/order_1.yaml"
 
 
 class MarkovRecipe(Law):
     """How a chain is drawn, and how much text from it."""
 
     seed: int = Field(ge=0, description="draws the chain and the documents")
-    documents: int = Field(ge=2, description="documents to draw")
-    symbols_per_document: int = Field(ge=2, description="symbols, and bytes, of each document")
+    documents: int = Field(ge=2, le=_MOST_OF_ONE, description="documents to draw")
+    symbols_per_document: int = Field(
+        ge=2, le=_MOST_OF_ONE, description="symbols, and bytes, of each document"
+    )
     concentration: float = Field(
         ge=0.01, le=1000, description="of the Dirichlet law of each row: the less, the sharper"
     )
     uniform_share: float = Field(
-        gt=0, le=1, description="share of each row given to all symbols alike; 1 is pure chance"
+        ge=1e-6, le=1, description="share of each row given to all symbols alike; 1 is pure chance"
     )
+
+    @field_validator("symbols_per_document")
+    @classmethod
+    def _fit_into_memory(cls, length: int, info: ValidationInfo) -> int:
+        documents = info.data.get("documents", 0)  # none when it is wrong itself
+        if documents * length > _MOST_IN_ALL:
+            raise ValueError(f"at most {_MOST_IN_ALL // documents} for {documents} documents")
+        return length
 
 
 def read_recipe(path: Path) -> MarkovRecipe:
@@ -45,16 +59,24 @@ def read_recipe(path: Path) -> MarkovRecipe:
             path,
             expected="the recipe of a Markov chain",
             got="no such file",
-            fix="set fetch_corpus.path: configs/markov/order_1.yaml",
+            fix=f"set fetch_corpus.path: {_EXAMPLE}",
         )
-    values, known = read_yaml(path), MarkovRecipe.model_fields
+    try:
+        values, known = read_yaml(path), MarkovRecipe.model_fields
+    except InputError as error:  # it speaks of params files, and this is none
+        raise InputError(
+            path,
+            expected="the recipe of a Markov chain, a mapping in YAML",
+            got=error.got,
+            fix=f"correct the recipe (see {_EXAMPLE})",
+        ) from None
     missing = sorted(known.keys() - values.keys())
     if missing and values.keys() <= known.keys():
         raise InputError(
             f"{path}:{missing[0]}",
             expected="a value",
             got="nothing",
-            fix="add the key (see configs/markov/order_1.yaml)",
+            fix=f"add the key (see {_EXAMPLE})",
         )
     return parse_section(values, MarkovRecipe, where=str(path))
 
@@ -81,8 +103,9 @@ def draw_documents(chain: Chain, *, seed: int, documents: int, length: int) -> l
     """
     texts: list[str] = []
     spelling = np.frombuffer(chain.symbols.encode(), dtype=np.uint8)
-    for first in range(0, documents, _AT_ONCE):
-        numbers = range(first, min(first + _AT_ONCE, documents))
+    at_once = max(1, min(_AT_ONCE, _CHANCES_AT_ONCE // length))
+    for first in range(0, documents, at_once):
+        numbers = range(first, min(first + at_once, documents))
         chances = [stream(seed, "markov document", number).random(length) for number in numbers]
         codes = _draw(chain, np.stack(chances, axis=1))
         texts += [spelling[column].tobytes().decode() for column in codes.T]
