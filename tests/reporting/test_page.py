@@ -1,3 +1,4 @@
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -8,6 +9,7 @@ import pytest
 from canvaslm.reporting.charts import draw_figures
 from canvaslm.reporting.files import write_csv, write_json
 from canvaslm.reporting.page import ReportParams, read_content, render_page
+from canvaslm.reporting.provenance import Record
 
 LOSS = ("step", "tokens", "flops", "loss_nats")
 ROW = {"tokens_per_forward": 1.0, "tokens_per_second": 40.0, "speedup_over_autoregressive": 1.0}
@@ -317,6 +319,26 @@ def test_the_page_links_the_audits_and_the_trace_of_a_run_that_was_not_finite(
     trace = {f"./pretrain/diffusion/nonfinite/trace.{end}" for end in ("json", "svg")}
     assert audits | trace == {x for x in Balance(page).asked if not x.startswith("#")}
     assert "<td>bad steps</td><td>3</td>" in page
+
+
+def test_a_page_drawn_after_dvc_holds_the_reports_against_its_record(reports: Path) -> None:
+    """What the record tells to `make verdicts` it tells to a page that is drawn by hand."""
+    file = reports / "eval_speedup/metrics.json"
+    path = "reports/eval_speedup/metrics.json"
+    root = reports / "checkout"
+    root.mkdir()
+    (root / "reports").symlink_to(reports)
+    stage = {
+        "outs": [{"path": path, "md5": hashlib.md5(file.read_bytes()).hexdigest()}],
+        "params": {"params.yaml": {"eval_speedup": {"seed": 1}}},
+    }
+    record = Record(root=root, lock={"stages": {"eval_speedup": stage}}, params={})
+    shown = ReportParams(n_samples=2)
+    content = read_content(reports, profile="ci", params=shown, record=record)
+    told = {x.place: x.reason for x in content.verdicts if x.verdict == "not_measured"}
+    assert told == {"eval_speedup": "made with other values of `eval_speedup`; run `make repro`"}
+    assert content.tables["speed"] is None
+    assert set(content.samples) == {"held-out text"}
 
 
 def test_figures_of_another_run_stand_nowhere_on_the_page(reports: Path) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from canvaslm.params import Params
 from canvaslm.reporting.collected import Finding, judge, read_whole_metrics
 from canvaslm.reporting.look import NOT_MEASURED, printable, render
-from canvaslm.reporting.provenance import find_stale, look_up, without
+from canvaslm.reporting.provenance import Record, find_stale, look_up, without
 
 T = TypeVar("T")
 
@@ -99,18 +99,24 @@ class PageContent:
 
 
 def read_content(
-    reports: Path, *, profile: str, params: ReportParams, home: str = "."
+    reports: Path,
+    *,
+    profile: str,
+    params: ReportParams,
+    home: str = ".",
+    record: Record | None = None,
 ) -> PageContent:
     """Read what the page shows from all reports that are there, and of one run.
 
     Args:
         reports: the folder of reports.
         home: that folder, seen from where the page will lie.
+        record: of DVC's last run, if it has ended.
         profile: the profile that the values came from.
         params: how much is shown.
     """
     metrics, damaged = read_whole_metrics(reports)
-    stale = find_stale(metrics)
+    stale = find_stale(metrics, record)
     found = judge(metrics, damaged, stale)
     metrics = without(metrics, stale)
 
@@ -223,7 +229,7 @@ def _answer(metrics: Mapping[str, Any]) -> str:
         look_up(metrics, f"eval_loss_parity.{key}") for key in ("gap_percent", "max_gap_percent")
     )
     if not isinstance(gap, float) or not isinstance(limit, float):
-        return "Not answered: the two models were not compared."
+        return "Not answered: no comparison of these two models lies here."
     word = "Yes" if gap <= limit else "No, not as trained here"
     side = "above" if gap >= 0 else "below"
     sentence = f"{word}: the bound lies {abs(gap):.1f} % {side} the twin; {limit:g} % is allowed"
