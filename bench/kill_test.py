@@ -9,12 +9,15 @@ when they are identical.
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -33,11 +36,13 @@ from scratch_copy import (
     hashes,
     hashes_of_experiment,
 )
-from torn_run import MOMENTS, Attempt, Kill, Place, kill_at
+from torn_run import MOMENTS, Attempt, Kill, Place, end_processes, kill_at
 
 OBJECTIVES = ("diffusion", "autoregressive")
 LIVES = 4  # trainings that may come to their end before one moment is hit
 MAX_DOCUMENTS = 6  # so few that a training of seconds has epochs
+# Where a few kills go: what is hardest to survive first, then the rest.
+FIRST = ("save", "commit", "step", "copy out", "import", "lock file", "prune", "start")
 MEND = (sys.executable, "stages/mend.py")
 
 
@@ -55,7 +60,31 @@ class Outcome:
         return self.straight == self.torn
 
 
+class _EndedError(BaseException):
+    """This test was told to end; no part of it is to catch that."""
+
+
 def main() -> int:
+    """Run the test; when it is told to end, leave no process and no file, and say so in a line."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        return _test()
+    except _EndedError as ended:
+        name = signal.Signals(ended.args[0]).name
+        print(f"ended by {name}; its processes and its scratch folder are gone", file=sys.stderr)
+        return 128 + ended.args[0]
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End all processes, then this one by way of everything that puts things in order."""
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    end_processes()
+    raise _EndedError(number)
+
+
+def _test() -> int:
     """Prepare the copies, kill, compare, print and write; 1 when bytes differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="in all, over the objectives")
@@ -66,6 +95,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("reports/bench/kill_test.json"))
     options = parser.parse_args()
     objectives = options.objective or OBJECTIVES
+    shares = _share(options.kills, len(objectives), temp=options.temp)
     progress = Progress(console=Console(stderr=True))
     with tempfile.TemporaryDirectory(prefix="kill_test.") as scratch, progress:
         task = progress.add_task("pipeline up to the audit", total=options.kills)
@@ -73,11 +103,11 @@ def main() -> int:
         facts = test.prepare(options.profile)
         print(", ".join(f"{value} {key}" for key, value in facts.items()), flush=True)
         for number, objective in enumerate(objectives):
-            n_kills = len(range(number, options.kills, len(objectives)))
             progress.update(task, description=f"{objective}, straight")
             test.run_straight(objective)
             progress.update(task, description=f"{objective}, torn")
-            test.tear(objective, n_kills, told=lambda: progress.advance(task))
+            aims = shares[number]
+            test.tear(objective, aims, told=lambda: progress.advance(task))
     _show(test.outcomes)
     passed = all(outcome.identical for outcome in test.outcomes)
     report = {
@@ -132,11 +162,11 @@ class KillTest:
         place = self._place("straight", objective)
         self._straight[objective] = self._finish(place)
 
-    def tear(self, objective: str, n_kills: int, *, told: Callable[[], None]) -> None:
+    def tear(self, objective: str, aims: Sequence[str], *, told: Callable[[], None]) -> None:
         """Train one objective under kills, to its end; it starts anew when it ends too early."""
         place = self._place("torn", objective)
         with _kept(place.root) as start_over:
-            for aim in self._aims(n_kills):
+            for aim in aims:
                 for _ in range(LIVES):
                     if kill := self._attempt(place, aim):
                         break
@@ -148,12 +178,6 @@ class KillTest:
                 _tell(len(self.kills), objective, kill)
                 told()
             self._compare(place, self._finish(place))
-
-    def _aims(self, n_kills: int) -> list[str]:
-        """Each moment about as often, in the order of a training, so that a life holds many."""
-        moments = [m for m in MOMENTS if not (self._temp and m == "lock file")]
-        aims = [moments[number % len(moments)] for number in range(n_kills)]
-        return sorted(aims, key=lambda aim: (moments.index(aim) >= 5, moments.index(aim)))
 
     def _attempt(self, place: Place, aim: str) -> Kill | None:
         self._mend(place)
@@ -187,6 +211,18 @@ class KillTest:
             environment=environment(),
             others=frozenset(path.name for path in root.glob(".work/pretrain/*")),
         )
+
+
+def _share(n_kills: int, n_objectives: int, *, temp: bool) -> list[list[str]]:
+    """The moments to aim at for each objective, each moment about as often over all of them.
+
+    One objective goes on where the one before it stopped, so that few kills are spread too. Within
+    one they stand in the order of a training, so that a life holds many.
+    """
+    moments = [moment for moment in FIRST if not (temp and moment == "lock file")]
+    aims = [moments[number % len(moments)] for number in range(n_kills)]
+    ends = [-(-n_kills * number // n_objectives) for number in range(n_objectives + 1)]
+    return [sorted(aims[first:end], key=MOMENTS.index) for first, end in pairwise(ends)]
 
 
 @contextmanager

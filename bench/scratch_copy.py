@@ -123,6 +123,7 @@ def call(place: Path, *words: str) -> str:
         text=True,
         timeout=LIMIT_S,
         check=False,
+        start_new_session=True,  # Ctrl-C is for this test, which then ends them all
     )
     if ran.returncode:
         sys.exit(f"{' '.join(words)} ended with {ran.returncode}:\n{ran.stdout[-4000:]}")

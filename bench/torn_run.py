@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -113,6 +114,30 @@ class Attempt:
                 os.killpg(self.dvc.pid, signal.SIGKILL)
                 raise RuntimeError("the trainer has outlived its DVC")
             time.sleep(_POLL_S)
+
+
+def end_processes() -> None:
+    """Kill all that this process has started, groups and all, and wait until it has ended.
+
+    Whoever has lost its parent is still in the group of the command that was started here.
+    """
+    known = set(_children(os.getpid()))
+    until = time.monotonic() + _LEASH_S
+    while time.monotonic() < until:
+        for pid in known:
+            _end(pid)
+        known |= set(_children(os.getpid()))
+        if not any(any(_words(pid)) for pid in known):
+            return
+        time.sleep(_POLL_S)
+
+
+def _end(pid: int) -> None:
+    """Kill a process, and the group that it leads."""
+    with suppress(ProcessLookupError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill_at(attempt: Attempt, aim: str, draws: random.Random) -> Kill | None:
