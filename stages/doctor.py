@@ -20,9 +20,7 @@ def doctor(
     tokenizer: Annotated[Path, typer.Option(help="theirs")] = Path("data/tokenizer/tokenizer.json"),
     checkpoints: Annotated[Path, typer.Option(help="final checkpoints")] = Path("checkpoints"),
     reports: Annotated[Path, typer.Option(help="where the reports lie")] = Path("reports"),
-    params_file: Annotated[Path, typer.Option("--params", help="the params file")] = Path(
-        "params.yaml"
-    ),
+    params_file: Annotated[Path, typer.Option("--params", help="knobs")] = Path("params.yaml"),
     show_all: Annotated[bool, typer.Option("--all", help="show what passes too")] = False,
 ) -> None:
     """Try the first test of each symptom on your own run; exit 1 when one fails, and say which."""
@@ -46,10 +44,12 @@ def doctor(
     chosen = ("diffusion", "autoregressive") if objective == "both" else (objective,)
     with console.status("doctor") as status:
         print_row = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        print_row(lay_out_cells(HEADING, width=console.width))
+        heading = [lay_out_cells(HEADING, width=console.width)]
         for finding in examine(places, chosen, announce=status.update):
             findings.append(finding)
             if show_all or finding.verdict != "pass":
+                if heading:
+                    print_row(heading.pop())
                 print_row(lay_out(finding, width=console.width), style=COLOURS[finding.verdict])
     typer.echo(conclude(findings))
 

@@ -87,3 +87,13 @@ def test_without_a_params_file_or_with_a_wrong_option_the_status_is_2(
     assert "other.yaml: expected a params file, got none" in err
     status, _, err = doctor("--objective", "neither")
     assert (status, len(err.splitlines())) == (2, 1)
+
+
+def test_where_everything_passes_a_count_is_all_that_is_printed(
+    doctor: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from canvaslm.doctor import examination
+
+    shared = [probe for probe in examination.PROBES if probe.name == "params_are_valid"]
+    monkeypatch.setattr(examination, "PROBES", shared)
+    assert doctor() == (0, "nothing fails: 1 pass, 0 not measured\n", "")
