@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import math
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from canvaslm.training import trace_ring
 from canvaslm.training.learner import Learner
 from canvaslm.training.trace_values import sample, summarise
 
+SVG = "{http://www.w3.org/2000/svg}"
 CPU = torch.device("cpu")
 NUMBERS = np.arange(12, 16)  # of step 3; micro-batches of two: 12 and 13, 14 and 15
 
@@ -499,6 +501,23 @@ def test_the_drawing_has_a_line_for_each_pass_and_marks_the_bad_values(
     assert svg.count("<polyline") == 3 * (3 + 2)
     assert "<title>blocks.1.attention.query</title>" in svg
     assert "nan" not in svg
+    texts = [each.text for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert [text for text in texts if text and text.startswith("step ")] == [
+        "step 1, good: a sample of its values was kept",
+        "step 2, good: a sample of its values was kept",
+        "step 3, bad: a dot where values are not finite, at the bottom where none is",
+    ]
+    assert texts.count("blocks.1") == 2 * 3  # two panels, three passes
+    assert "prefers-color-scheme: dark" in svg
+
+
+def test_modules_are_named_where_there_is_room(tiny_recipe, windows, tmp_path):
+    """One pass of two blocks has room for all names."""
+    explain(tiny_recipe("autoregressive"), windows, spoil_weight).write(tmp_path / "trace", run="r")
+    drawn = ElementTree.fromstring((tmp_path / "trace" / "trace.svg").read_text())
+    texts = [each.text for each in drawn.iter(f"{SVG}text")]
+    for name in ("embedding", "blocks.0.attention.query", "blocks.1.feed_forward", "final_norm"):
+        assert texts.count(name) == 2
 
 
 @pytest.mark.parametrize(
