@@ -70,6 +70,7 @@ def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
         last,
         n_windows=10,
         n_parameters=3,
+        vocab_size=37,
         rollbacks=(),
         parent=None,
         model_sha256="ab",
@@ -79,6 +80,33 @@ def test_a_span_in_which_nothing_ran_has_no_loss(tmp_path):
     assert metrics["final_loss_nats_per_target"] is None
     assert "not finite" in metrics["final_loss_nats_per_target_reason"]
     assert (metrics["bad_steps"], metrics["steps_without_targets"]) == (1, 1)
+    assert metrics["verdict"] == "fail"
+    assert metrics["verdict_reason"] == (
+        "its final loss is not known: all of the last 2 steps changed nothing; "
+        "came to its end with 1 bad step and 0 rollbacks"
+    )
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(3.79, "pass"), (3.80, "fail"), (2e16, "fail")])
+def test_a_run_that_ends_worse_than_a_guess_did_not_succeed(tmp_path, mean, verdict):
+    """ln 37 = 3.611; up to 5 % above it may be noise."""
+    records = [ran(0, 2.0, 1), ran(1, mean * 4, 4)]
+    write_metrics(
+        tmp_path,
+        records,
+        write(tmp_path, records, 1),
+        n_windows=8,
+        n_parameters=3,
+        vocab_size=37,
+        rollbacks=(),
+        parent=None,
+        model_sha256=None,
+        closed=None,
+    )
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["verdict"] == verdict
+    told = "is more than 5% above ln V = 3.611, that of a uniform guess: it diverged"
+    assert (told in metrics["verdict_reason"]) == (verdict == "fail")
 
 
 def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
@@ -89,6 +117,7 @@ def test_metrics_tell_where_the_run_ended_and_no_clock(tmp_path):
         write(tmp_path, records, 2),
         n_windows=8,
         n_parameters=3,
+        vocab_size=37,
         rollbacks=(),
         parent=None,
         model_sha256="ab",

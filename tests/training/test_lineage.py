@@ -1,6 +1,7 @@
 """Does a run go on elsewhere to the same bytes, and begin with other weights only on purpose?"""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -168,6 +169,18 @@ def test_what_is_no_run_is_refused(tmp_path, place):
         options = {"resume": None, "fork": None} | options
         with pytest.raises(InputError, match=f"{place}: expected .*, got none"):
             open_origin(**options)
+
+
+def test_a_folder_with_checkpoints_in_it_is_answered_with_the_newest(moved):
+    """Of the run to fork from its folder is known best, and the folder above the checkpoints."""
+    _, copied = moved
+    checkpoints = copied / "checkpoints"
+    newest = checkpoints / "step_00000004"
+    for place in (copied, checkpoints):
+        with pytest.raises(InputError, match=f"give --fork {re.escape(str(newest))}$"):
+            open_origin(resume=None, fork=place)
+    with pytest.raises(InputError, match=f"give --resume {re.escape(str(newest))}$"):
+        open_origin(resume=checkpoints, fork=None)
 
 
 def test_to_resume_and_to_fork_are_two_things(tmp_path):

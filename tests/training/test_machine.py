@@ -8,12 +8,17 @@ import pytest
 import safetensors
 import torch
 
+from canvaslm.training.identity import identity_name
 from canvaslm.training.machine import note_machine
 from runs import StoppedError, finish, folder, job_of, stop_after
 
 
+def note(place):
+    return json.loads((place / "machine.json").read_text())
+
+
 def processes(place):
-    return json.loads((place / "machine.json").read_text())["processes"]
+    return note(place)["processes"]
 
 
 def test_each_process_adds_what_it_ran_on(tmp_path):
@@ -55,6 +60,8 @@ def test_a_run_copies_its_notes_and_removes_what_is_of_an_earlier_one(
     finish(job, tmp_path)
     finish(job, tmp_path)
     assert [entry["from_step"] for entry in processes(tmp_path / "reports")] == [0, 4]
+    # A restored report may lie beside the note of another run, so the note says whose it is.
+    assert note(tmp_path / "reports")["run"] == identity_name(job.identity)
     assert not stale.exists()
 
 

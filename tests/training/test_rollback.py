@@ -136,7 +136,7 @@ def test_bad_steps_in_a_row_cost_one_rollback(tiny_recipe, shards, tmp_path, mon
     assert (metrics["rollbacks"], metrics["steps_marked"]) == (1, 1)
     assert (metrics["bad_steps"], metrics["bad_steps_before_rollbacks"]) == (5, 3)
     assert (metrics["verdict"], metrics["steps"]) == ("pass", 15)
-    assert metrics["verdict_reason"] == "came to its end with 5 bad steps and 1 rollbacks"
+    assert metrics["verdict_reason"] == "came to its end with 5 bad steps and 1 rollback"
 
 
 def test_an_infinite_gradient_changes_nothing_and_costs_one_rollback(
@@ -245,11 +245,15 @@ def test_a_poisoned_run_that_is_stopped_ends_with_the_same_bytes(
 def test_a_run_that_goes_back_too_often_stops_with_the_reason(tiny_recipe, shards, tmp_path):
     """Each try is one window further; the report counts what the logs have forgotten."""
     job = job_of(tiny_recipe(), shards, poison=range(24, 60))
-    match = r"3 steps in a row .* began at step 9, window numbers 36 to 39; .* went back 3 times"
+    match = r"first bad step 9 \(window numbers 36 to 39\), which is blamed; .* went back 3 times"
     with pytest.raises(GateClosedError, match=match) as closed:
         finish(job, tmp_path)
     metrics = metrics_in(tmp_path)
-    assert (metrics["verdict"], metrics["verdict_reason"]) == ("fail", str(closed.value))
+    assert metrics["verdict"] == "fail"
+    assert str(closed.value) == (
+        f"{metrics['verdict_reason']}; the trace of the first fault is "
+        f"{tmp_path / 'reports' / 'nonfinite' / 'trace.json'}"
+    )
     assert (metrics["rollbacks"], metrics["steps_marked"], metrics["bad_steps"]) == (3, 3, 12)
     assert [row["step"] for row in loss_rows(tmp_path)] == ["2", "4", "6", "8", "10", "12"]
     assert not (tmp_path / "out").exists()
@@ -260,7 +264,7 @@ def test_a_run_that_goes_back_too_often_stops_with_the_reason(tiny_recipe, shard
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
 def test_without_a_checkpoint_the_run_stops_with_the_reason(tiny_recipe, shards, tmp_path, kind):
     job = job_of(tiny_recipe(kind), shards, poison=windows_of(1, 2, 3))
-    match = "began at step 1, window numbers 4 to 7; there is no checkpoint to go back to"
+    match = r"first bad step 1 \(window numbers 4 to 7\), which is blamed; there is no checkpoint"
     with pytest.raises(GateClosedError, match=match):
         finish(job, tmp_path)
     assert metrics_in(tmp_path)["rollbacks"] == 0
@@ -352,3 +356,45 @@ class Emptied:
 
     def flops_per_window(self, params):
         return self.inner.flops_per_window(params)
+
+
+@pytest.mark.parametrize(
+    ("step", "damage", "told"),
+    [
+        (8, blow_up, "first bad step 8 (window numbers 32 to 35); the update of step 7 (window "
+         "numbers 28 to 31) is blamed, because its own windows, finite then, no longer are: loss"),
+        (9, break_a_moment, "is not finite; no bad step before it; the update of step 9 (window "
+         "numbers 36 to 39) is blamed, because it is the latest before that was found; back to 5"),
+        (10, break_a_weight, "first bad step 10 (window numbers 40 to 43), which is blamed; back"),
+    ],
+)  # fmt: skip
+def test_the_message_names_the_first_bad_step_and_the_one_to_blame(
+    tiny_recipe, shards, tmp_path, monkeypatch, caplog, step, damage, told
+):
+    """The log of skipped steps and the trace name the one, the mark the other; one line for it."""
+    plant_once(monkeypatch, step, damage)
+    finish(job_of(tiny_recipe(), shards), tmp_path)
+    messages = [record.getMessage() for record in caplog.records]
+    [line] = [each for each in messages if "back to step" in each]
+    assert told.replace("back to 5", "back to step 5") in line
+    assert "steps.csv" not in caplog.text
+
+
+def test_bad_steps_are_told_with_the_place_of_their_trace(tiny_recipe, shards, tmp_path, caplog):
+    """What went wrong first when it happens, and the place of the copy also after a resume."""
+    job = job_of(tiny_recipe(), shards, poison=windows_of(6, 9, 12))
+    place = tmp_path / "reports" / "nonfinite" / "trace.json"
+    with pytest.raises(StoppedError):
+        finish(job, tmp_path, stop_after(11))
+    first = json.loads(place.read_text())["first_place"]
+    assert f"step 6, what went wrong first: {first}; see {place}" in caplog.text
+    told = f"(window numbers 36 to 39); the trace of the first fault is {place}"
+    assert told in caplog.text
+    caplog.clear()
+    for path in place.parent.iterdir():
+        path.unlink()
+    place.parent.rmdir()  # as when the reports were restored from elsewhere
+    with pytest.raises(StoppedError):
+        finish(job, tmp_path, stop_after(3))
+    assert f"(window numbers 48 to 51); the trace of the first fault is {place}" in (caplog.text)
+    assert place.is_file()

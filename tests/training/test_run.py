@@ -17,7 +17,7 @@ from canvaslm.training import run as run_room
 from canvaslm.training.identity import identity_name
 from canvaslm.training.learner import Learner
 from canvaslm.training.loader import window_numbers
-from canvaslm.training.loop import advance, start
+from canvaslm.training.loop import _readable, advance, start
 from canvaslm.training.plan import learning_rate
 from canvaslm.training.run_state import open_run
 from runs import OUTS, StoppedError, finish, folder, job_of, loss_rows, stop_after
@@ -172,13 +172,49 @@ def test_a_run_whose_gate_closes_reports_first(tiny_recipe, shards, tmp_path):
     with pytest.raises(GateClosedError) as closed:
         finish(poisoned, tmp_path)
     metrics = json.loads((reports / "metrics.json").read_text())
-    assert (metrics["verdict"], metrics["verdict_reason"]) == ("fail", str(closed.value))
+    assert metrics["verdict"] == "fail"
+    assert str(closed.value).startswith(
+        metrics["verdict_reason"] + "; the trace of the first fault is "
+    )
+    assert str(tmp_path) not in metrics["verdict_reason"]
     assert (metrics["steps"], metrics["bad_steps"]) == (4, 3)
     assert metrics["final_loss_nats_per_target"] is None
     assert [row["skipped_steps"] for row in loss_rows(tmp_path)] == ["1", "2"]
     finish(job_of(tiny_recipe(), shards), tmp_path)
     metrics = json.loads((reports / "metrics.json").read_text())
     assert (metrics["verdict"], metrics["verdict_reason"]) == ("pass", "")
+
+
+def test_a_run_says_where_it_starts_and_what_it_trains_again(tiny_recipe, shards, tmp_path, caplog):
+    """In one line, so that no row seems lost: killed after 3 steps, none saved, and after 9."""
+    caplog.set_level("INFO")
+    job = job_of(tiny_recipe(), shards)
+    for n_steps in (3, 9):
+        with pytest.raises(StoppedError):
+            finish(job, tmp_path, stop_after(n_steps))
+    finish(job, tmp_path)
+    lines = [record.getMessage() for record in caplog.records]
+    again = "; steps.csv is cut back to it, later rows to be trained again: "
+    assert [line for line in lines if line.startswith("starts at step 0")] == [
+        "starts at step 0",
+        f"starts at step 0{again}3",
+    ]
+    [resumed] = [line for line in lines if line.startswith("resumed at step 5 from ")]
+    assert resumed.endswith(f"{again}4")
+
+
+def test_the_loss_of_a_run_that_diverges_is_readable():
+    assert _readable(6.24061) == "6.2406"
+    assert _readable(19193233888247808.0) == "1.919e+16"
+
+
+def test_a_run_that_diverged_ends_and_says_so(tiny_recipe, shards, tmp_path):
+    """It came to its end, so nothing is stopped; its verdict does not call that a success."""
+    recipe = tiny_recipe("autoregressive", learning_rate=30.0, max_gradient_norm=1.0)
+    finish(job_of(recipe, shards), tmp_path)
+    metrics = json.loads((tmp_path / "reports" / "metrics.json").read_text())
+    assert metrics["verdict"] == "fail"
+    assert "ln V = 3.611" in metrics["verdict_reason"]
 
 
 @pytest.mark.parametrize("bad_step", [3, 4, 9, 14])

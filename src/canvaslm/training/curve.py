@@ -22,6 +22,7 @@ from canvaslm.training.machine import MACHINE
 from canvaslm.training.run_state import TRACE, StepRecord
 from canvaslm.training.trace import TRACE_FILES
 
+_LOSS_MARGIN = 0.05  # above ln V; a few steps of a few windows end there by noise
 _LOSS, _TIMING, _METRICS = _FILES = ("loss.csv", "timing.csv", "metrics.json")
 _LOSS_COLUMNS = (
     "step",
@@ -106,6 +107,7 @@ def write_metrics(
     *,
     n_windows: int,
     n_parameters: int,
+    vocab_size: int,
     rollbacks: Sequence[Rollback],
     parent: Mapping[str, Any] | None,
     model_sha256: str | None,
@@ -116,8 +118,8 @@ def write_metrics(
     ``bad_steps`` counts every step that was not finite, those before a rollback included, of which
     the logs know no more; ``parent`` is the checkpoint that a fork began with; ``model_sha256``, of
     the weights that the run ended with, tells which later reports are of this run. Its verdict is
-    pass for a run that came to its end, and fail with ``closed`` as the reason for one whose gate
-    closed on the way.
+    fail with ``closed`` as the reason for a run whose gate closed on the way, and fail for one that
+    came to its end without a final loss, or with one that is worse than a guess.
     """
     windows = last["windows"]
     assert windows is not None
@@ -125,6 +127,8 @@ def write_metrics(
     forgotten = sum(rollback.bad_steps for rollback in rollbacks)
     bad_steps = sum(map(is_bad, causes)) + forgotten
     loss = last["loss_nats"]
+    flaw = closed or _find_flaw(last, vocab_size)
+    skipped = "" if closed else _what_was_skipped(bad_steps, len(rollbacks))
     metrics = {
         "bad_steps": bad_steps,
         "bad_steps_before_rollbacks": forgotten,
@@ -139,8 +143,8 @@ def write_metrics(
         "steps_marked": causes.count(MARKED),
         "steps_without_targets": causes.count(NO_TARGETS),
         "tokens": last["tokens"],
-        "verdict": "pass" if closed is None else "fail",
-        "verdict_reason": closed or _what_was_skipped(bad_steps, len(rollbacks)),
+        "verdict": "fail" if flaw else "pass",
+        "verdict_reason": "; ".join(filter(None, (flaw, skipped))),
         "windows": windows,
     }
     write_json(out / _METRICS, metrics)
@@ -150,7 +154,26 @@ def _what_was_skipped(bad_steps: int, n_rollbacks: int) -> str:
     """What a reader of the loss has to know; empty when every step was finite."""
     if not bad_steps and not n_rollbacks:
         return ""
-    return f"came to its end with {bad_steps} bad steps and {n_rollbacks} rollbacks"
+    bad, back = _counted(bad_steps, "bad step"), _counted(n_rollbacks, "rollback")
+    return f"came to its end with {bad} and {back}"
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _find_flaw(last: dict[str, float | int | None], vocab_size: int) -> str:
+    """Why the end of a run is no success although it was reached; empty where it is one."""
+    loss, guess = last["loss_nats"], math.log(vocab_size)
+    if loss is None:
+        n_skipped = _counted(int(last["skipped_steps"] or 0), "step")
+        return f"its final loss is not known: all of the last {n_skipped} changed nothing"
+    if not loss <= (1 + _LOSS_MARGIN) * guess:
+        return (
+            f"final loss {loss:.4g} nats per target is more than {_LOSS_MARGIN:.0%} above "
+            f"ln V = {guess:.4g}, that of a uniform guess: it diverged"
+        )
+    return ""
 
 
 def _pace(seconds: Sequence[float | None], tokens: int) -> tuple[str, str]:

@@ -162,10 +162,11 @@ class _Elsewhere(Origin):
                 fix=f"give that folder, or start a new run with --fork {self._checkpoint}",
             )
         with _while_nobody_trains(run):
-            _copy_logs(run, state, self._state.progress)
+            n_later = _copy_logs(run, state, self._state.progress)
             state.checkpoints.mkdir(exist_ok=True)
             export_checkpoint(self._checkpoint, state.checkpoints / self._checkpoint.name)
-        _log.info("brought over step %d from %s", step, run)
+        cut = f"; later rows of its steps.csv left behind: {n_later}" if n_later else ""
+        _log.info("brought over step %d from %s%s", step, run, cut)
         return True
 
 
@@ -174,12 +175,15 @@ class _OtherWeights(Origin):
 
     def __init__(self, checkpoint: Path) -> None:
         if not (checkpoint / STATE).is_file():
+            inside = _newest_inside(checkpoint)
             raise InputError(
                 checkpoint,
                 expected="a checkpoint to take the weights of",
-                got="none",
+                got="none" if inside is None else "a folder with checkpoints in it",
                 fix="name another; a fork that has begun needs none and goes on with --resume and "
-                "its own folder under .work/pretrain",
+                "its own folder under .work/pretrain"
+                if inside is None
+                else f"give --fork {inside}",
             )
         self._checkpoint = checkpoint
         self._state = read_state(checkpoint)
@@ -213,24 +217,33 @@ def _checkpoint_in(place: Path) -> Path:
         return place
     found = latest_complete(place / "checkpoints", identity=None)
     if found is None:
+        inside = _newest_inside(place)
         raise InputError(
             place,
             expected="the folder of a run with a whole checkpoint, or a checkpoint",
-            got="none",
-            fix="name another place; a run without a checkpoint starts without --resume",
+            got="none" if inside is None else "a folder of checkpoints",
+            fix="name another place; a run without a checkpoint starts without --resume"
+            if inside is None
+            else f"give --resume {inside}",
         )
     return found
 
 
-def _copy_logs(run: Path, state: RunState, progress: Progress) -> None:
-    """Replace the logs of a run's folder by those of another, cut back to where it stands."""
+def _newest_inside(place: Path) -> Path | None:
+    """The newest whole checkpoint in the folder of a run, or in a folder of checkpoints."""
+    found = latest_complete(place / "checkpoints", identity=None)
+    return found or latest_complete(place, identity=None)
+
+
+def _copy_logs(run: Path, state: RunState, progress: Progress) -> int:
+    """Replace the logs of a run's folder by those of another; return how many rows were cut off."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in (_STEPS, _SECONDS):
             if (run / name).is_file():
                 shutil.copyfile(run / name, Path(scratch) / name)
         logs = RunState(Path(scratch))
         try:
-            logs.roll_back(progress.step, log_sha256=progress.log_sha256)
+            n_later = logs.roll_back(progress.step, log_sha256=progress.log_sha256)
         except InputError as error:
             fix = "bring that file over whole, or start a new run with --fork"
             raise InputError(
@@ -245,6 +258,7 @@ def _copy_logs(run: Path, state: RunState, progress: Progress) -> None:
     if (run / state.trace.name).is_dir():
         with whole_directory(state.trace, holds=["*"]) as aside:
             shutil.copytree(run / state.trace.name, aside, dirs_exist_ok=True)
+    return n_later
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from canvaslm.checkpoint import save_checkpoint
 from canvaslm.checkpoint_state import Progress, SkippedStep
@@ -37,6 +38,7 @@ class _Run:
     identity: dict[str, object]
     flops_per_window: float
     on_trace: Callable[[], None]
+    trace_at: Path
 
 
 def train(
@@ -50,6 +52,7 @@ def train(
     identity: dict[str, object],
     flops_per_window: float,
     on_trace: Callable[[], None],
+    trace_at: Path,
     track: Track,
 ) -> Progress:
     """Train from ``progress`` to the last step, with a checkpoint every so often and at the end.
@@ -64,6 +67,7 @@ def train(
         identity: what run this is; written into each checkpoint.
         flops_per_window: forward and backward operations for one window.
         on_trace: called when the run's first bad step has been explained in the run's folder.
+        trace_at: where that explanation is read; told with every bad step.
         track: shows how far the loop is.
 
     Raises:
@@ -79,6 +83,7 @@ def train(
             identity=identity,
             flops_per_window=flops_per_window,
             on_trace=on_trace,
+            trace_at=trace_at,
         )
         while progress.step < params.steps:
             progress, trouble = _train_on(run, progress, track)
@@ -103,7 +108,7 @@ def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, st
     for step in track(todo, total=len(todo), label=f"pretrain {run.identity['objective']}"):
         record = _take_step(run, step, is_marked=step in progress.marked)
         progress = advance(progress, record, params, run.layout, run.flops_per_window)
-        _tell(record, progress, params)
+        _tell(run, record, progress)
         if is_bad(record.cause):
             _explain_first(run, step)
         to_save |= progress.step % params.save_every == 0 or progress.step == params.steps
@@ -180,6 +185,9 @@ def _explain_first(run: _Run, step: int) -> None:
     trace = run.learner.explain(step, *run.reader.read(step))
     trace.write(run.state.trace, run=run.state.directory.name)
     run.on_trace()
+    _log.warning(
+        "step %d, what went wrong first: %s; see %s", step, trace.first_place, run.trace_at
+    )
 
 
 def _save(run: _Run, progress: Progress) -> None:
@@ -211,18 +219,24 @@ def _find_way_back(progress: Progress, saved: Sequence[int]) -> Sequence[int]:
     return before[-1:]
 
 
-def _tell(record: StepRecord, progress: Progress, params: PretrainParams) -> None:
+def _tell(run: _Run, record: StepRecord, progress: Progress) -> None:
     """Log a skipped step always, and a step that ran at the cadence of the loss log."""
     if record.cause:
-        first, last = progress.skipped[-1].first_window, progress.skipped[-1].last_window
+        knows_more = is_bad(record.cause) and run.state.trace.exists()
         _log.warning(
-            "step %d skipped, nothing changed: %s (window numbers %d to %d)",
+            "step %d skipped, nothing changed: %s (window numbers %d to %d)%s",
             record.step,
             record.cause,
-            first,
-            last,
+            progress.skipped[-1].first_window,
+            progress.skipped[-1].last_window,
+            f"; the trace of the first fault is {run.trace_at}" if knows_more else "",
         )
-    elif progress.step % params.log_every == 0:
+    elif progress.step % run.params.log_every == 0:
         assert record.nats is not None
-        mean = record.nats / record.targets
-        _log.info("step %d/%d: %.4f nats per target", progress.step, params.steps, mean)
+        mean = _readable(record.nats / record.targets)
+        _log.info("step %d/%d: %s nats per target", progress.step, run.params.steps, mean)
+
+
+def _readable(mean: float) -> str:
+    """Four decimals, and a power of ten for the loss of a run that diverges."""
+    return f"{mean:.4f}" if mean < 1e4 else f"{mean:.3e}"

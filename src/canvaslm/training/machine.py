@@ -26,7 +26,7 @@ def note_machine(run: Path, *, device: torch.device, precision: Precision, from_
     """Add this process to the ``machine.json`` of a run.
 
     Args:
-        run: the run's folder.
+        run: the run's folder, whose name is its identity's.
         device: where it trains.
         precision: arithmetic of its passes.
         from_step: steps that were done when it began.
@@ -38,7 +38,7 @@ def note_machine(run: Path, *, device: torch.device, precision: Precision, from_
         "precision": precision,
         "from_step": from_step,
     }
-    write_json(run / MACHINE, {"processes": [*_known(run / MACHINE), entry]})
+    write_json(run / MACHINE, {"run": run.name, "processes": [*_known(run / MACHINE), entry]})
 
 
 def _known(path: Path) -> list[Any]:

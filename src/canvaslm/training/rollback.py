@@ -8,13 +8,14 @@ checkpoint before the second try starts, so that a killed run goes on with it.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from canvaslm.checkpoint import go_back_to, latest_complete, restore
 from canvaslm.checkpoint_state import Progress, Rollback, read_state
 from canvaslm.errors import GateClosedError
-from canvaslm.training.guard import Streak, damage, is_bad, streak
+from canvaslm.training.guard import damage, is_bad, streak
 from canvaslm.training.learner import Learner
 from canvaslm.training.plan import PretrainParams
 from canvaslm.training.run_state import RunState
@@ -71,9 +72,9 @@ def roll_back(
     """
     newest = latest_complete(state.checkpoints, identity=identity)
     since = 0 if newest is None else read_state(newest).progress.step
-    blamed = _find_beginning(learner, progress, since, windows_of)
-    first, last = blamed * params.windows_per_step, (blamed + 1) * params.windows_per_step - 1
-    told = f"pretrain: {cause}; it began at step {blamed}, window numbers {first} to {last}"
+    beginning = _find_beginning(learner, progress, since, windows_of)
+    blamed = beginning.blamed
+    told = f"pretrain: {cause}; {beginning.in_words(params.windows_per_step)}"
     advice = "lower learning_rate, or look at those windows, and run it again"
     if len(progress.rollbacks) >= params.max_rollbacks:
         raise GateClosedError(f"{told}; the run went back {params.max_rollbacks} times; {advice}")
@@ -91,11 +92,44 @@ def roll_back(
     there = there.model_copy(update={"rollbacks": (*progress.rollbacks, record)})
     go_back_to(target, there)
     state.roll_back(there.step, log_sha256=there.log_sha256)
-    _log.warning("%s; back to step %d, that step is passed over", told, there.step)
+    _log.warning("%s; back to step %d, step %d is passed over", told, there.step, blamed)
     return there
 
 
-def _find_beginning(learner: Learner, progress: Progress, since: int, windows_of: _Windows) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Beginning:
+    """Which step is blamed, beside the one that the log of skipped steps names first.
+
+    Attributes:
+        blamed: its number.
+        first_bad: the first bad step of those that the run stands behind; None without one.
+        why: why an update is blamed that was itself finite; empty where it is the first bad step.
+    """
+
+    blamed: int
+    first_bad: int | None
+    why: str = ""
+
+    def in_words(self, windows_per_step: int) -> str:
+        """Name both steps with their windows, so that no reader takes one for the other."""
+
+        def named(step: int) -> str:
+            first = step * windows_per_step
+            return f"step {step} (window numbers {first} to {first + windows_per_step - 1})"
+
+        if self.blamed == self.first_bad:
+            return f"first bad {named(self.blamed)}, which is blamed"
+        bad = (
+            "no bad step before it"
+            if self.first_bad is None
+            else f"first bad {named(self.first_bad)}"
+        )
+        return f"{bad}; the update of {named(self.blamed)} is blamed, because {self.why}"
+
+
+def _find_beginning(
+    learner: Learner, progress: Progress, since: int, windows_of: _Windows
+) -> _Beginning:
     """The step to blame: the first bad one, or the update before it where that broke the model.
 
     Which of the two it was, its own windows tell: the update was made from them when they gave a
@@ -103,15 +137,16 @@ def _find_beginning(learner: Learner, progress: Progress, since: int, windows_of
     A weight or moment that is not finite became so after the latest checkpoint, at ``since``.
     """
     found = streak(progress.skipped, steps_done=progress.step)
-    candidate = found.last_update
-    if candidate is None:
-        return _first_bad(found, progress)
-    if damage(learner.model, learner.optimizer) is not None:
-        return candidate if candidate >= since else _first_bad(found, progress)
-    broken = learner.find_fault(*windows_of(candidate))
-    return candidate if broken is not None and is_bad(broken) else _first_bad(found, progress)
-
-
-def _first_bad(found: Streak, progress: Progress) -> int:
-    """The beginning of a streak; without one, the latest step."""
-    return progress.step - 1 if found.first_bad is None else found.first_bad
+    first_bad, update = found.first_bad, found.last_update
+    why = ""
+    if update is not None and damage(learner.model, learner.optimizer) is not None:
+        why = "it is the latest before that was found" if update >= since else ""
+    elif update is not None:
+        broken = learner.find_fault(*windows_of(update))
+        if broken is not None and is_bad(broken):
+            why = f"its own windows, finite then, no longer are: {broken}"
+    if update is not None and why:
+        return _Beginning(blamed=update, first_bad=first_bad, why=why)
+    if first_bad is not None:
+        return _Beginning(blamed=first_bad, first_bad=first_bad)
+    return _Beginning(blamed=progress.step - 1, first_bad=None, why="it is the latest step")

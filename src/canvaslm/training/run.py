@@ -31,7 +31,7 @@ from canvaslm.training.lineage import Origin, tell_unfinished
 from canvaslm.training.loop import start, train
 from canvaslm.training.machine import MACHINE, note_machine
 from canvaslm.training.memory import refuse_what_does_not_fit
-from canvaslm.training.run_state import RunState, open_run
+from canvaslm.training.run_state import TRACE, RunState, open_run
 from canvaslm.training.trace import TRACE_FILES
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,9 @@ def pretrain(
                 _train(job, state, latest, origin, reports, track)
             except GateClosedError as closed:
                 _report(job, state, reports, model_sha256=None, closed=str(closed))
+                if state.trace.is_dir():  # not in the report, which says nothing of places
+                    told = f"{closed}; the trace of the first fault is {_trace_at(reports)}"
+                    raise GateClosedError(told) from closed
                 raise
             latest = latest_complete(state.checkpoints, identity=job.identity)
         assert latest is not None, "the last step writes a checkpoint"
@@ -104,14 +107,16 @@ def _train(
     progress = start()
     if latest is not None:
         progress = restore(latest, model=learner.model, optimizer=learner.optimizer)
-        _log.info("resumed at step %d from %s", progress.step, latest)
-    state.roll_back(progress.step, log_sha256=progress.log_sha256)
+    n_again = state.roll_back(progress.step, log_sha256=progress.log_sha256)
+    _tell_beginning(progress.step, latest, n_again)
     if latest is None and origin.begin(learner.model):
         _save_first(job, state, learner)
     params = job.recipe.pretrain
     note_machine(
         state.directory, device=device, precision=params.precision, from_step=progress.step
     )
+    if state.trace.is_dir():  # of an earlier process; what is said of it names the copy
+        _copy_trace_now(state, reports)
     train(
         learner,
         job.windows,
@@ -122,8 +127,21 @@ def _train(
         identity=job.identity,
         flops_per_window=job.flops_per_window,
         on_trace=lambda: _copy_trace_now(state, reports),
+        trace_at=_trace_at(reports),
         track=track,
     )
+
+
+def _tell_beginning(step: int, latest: Path | None, n_again: int) -> None:
+    """Say where the run starts, and in the same line what that means for its log of steps."""
+    again = f"; steps.csv is cut back to it, later rows to be trained again: {n_again}"
+    told = f"resumed at step {step} from {latest}" if latest else "starts at step 0"
+    _log.info("%s%s", told, again if n_again else "")
+
+
+def _trace_at(reports: Path) -> Path:
+    """Where the trace of the first bad step is read."""
+    return reports / TRACE / TRACE_FILES[0]
 
 
 def _save_first(job: Job, state: RunState, learner: Learner) -> None:
@@ -158,6 +176,7 @@ def _report(
         last,
         n_windows=len(job.windows),
         n_parameters=count_parameters(job.recipe.model, job.recipe.layout),
+        vocab_size=job.recipe.layout.vocab_size,
         rollbacks=_read_rollbacks(job, state),
         parent=job.identity["parent"],
         model_sha256=model_sha256,

@@ -71,8 +71,8 @@ class RunState:
         rows = self._learned.rows()[:step]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
-    def roll_back(self, step: int, *, log_sha256: str) -> None:
-        """Forget what was recorded from ``step`` on.
+    def roll_back(self, step: int, *, log_sha256: str) -> int:
+        """Forget what was recorded from ``step`` on, and return how many steps that were.
 
         Args:
             step: steps done.
@@ -92,12 +92,11 @@ class RunState:
                 fix=f"remove {self.directory} to train from the start",
             )
         known = self._known_seconds()
-        if len(rows) > step:
-            _log.info("steps.csv: %d rows after step %d dropped", len(rows) - step, step)
         if any(str(number) not in known for number in range(step)):
             _log.warning("%s: the seconds of some steps are lost", self._timed.path)
         self._learned.rewrite(rows[:step])
         self._timed.rewrite([[number, known.get(str(number), "")] for number in range(step)])
+        return len(rows) - step
 
     def steps(self) -> list[StepRecord]:
         """Every recorded step, in order.
