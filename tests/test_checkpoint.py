@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -451,17 +452,19 @@ def test_tensors_of_another_model_are_refused_by_name(saved, file, key, kind):
             load_model(saved)
 
 
-@pytest.mark.parametrize("where", ["weight", "moment"])
+@pytest.mark.parametrize("where", ["weight", "exp_avg", "exp_avg_sq", "step"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_state_that_is_not_finite_is_never_saved(tmp_path, where, value):
-    """BR-52: the save is refused and the earlier checkpoint is kept."""
+    """BR-52: the save is refused and the earlier checkpoint is kept, whichever tensor it is."""
     model, optimizer = make_pair()
     good, _ = save(tmp_path, (model, optimizer), keep_last=1)
     bias = model.get_parameter("blocks.0.attention.key.bias")
-    target = bias if where == "weight" else optimizer.state[bias]["exp_avg_sq"]
+    target = bias if where == "weight" else optimizer.state[bias][where]
     with torch.no_grad():
-        target[0] = value
-    with pytest.raises(GateClosedError, match=r"blocks\.0\.attention\.key\.bias is not finite"):
+        target.view(-1)[0] = value
+    name = "blocks.0.attention.key.bias"
+    name = name if where == "weight" else f"{where}/{name}"
+    with pytest.raises(GateClosedError, match=rf"pretrain: {re.escape(name)} is not finite"):
         save(tmp_path, (model, optimizer), step=8, keep_last=1)
     assert [path.name for path in tmp_path.iterdir()] == [good.name]
 

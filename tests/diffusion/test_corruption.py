@@ -1,8 +1,12 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from canvaslm.diffusion import corruption
 from canvaslm.diffusion.corruption import (
     Noisy,
     corrupt_at,
@@ -11,6 +15,7 @@ from canvaslm.diffusion.corruption import (
 )
 from canvaslm.diffusion.schedule import Context, clean_share
 from canvaslm.layout import Layout
+from canvaslm.randomness import stream
 
 N_TIMES = 16
 
@@ -36,6 +41,7 @@ def draw(
 
 
 def test_a_windows_noise_does_not_depend_on_its_batch(tiny_layout: Layout) -> None:
+    """BR-46: nor on the order, so neither on a resume nor on how many workers read windows."""
     clean, whole = draw(tiny_layout, 12)
     order = np.random.default_rng(0).permutation(12)
     for part in np.array_split(order, 5):
@@ -44,6 +50,65 @@ def test_a_windows_noise_does_not_depend_on_its_batch(tiny_layout: Layout) -> No
         )
         assert torch.equal(alone.ids, whole.ids[part])
         assert torch.equal(alone.times, whole.times[part])
+
+
+class NoTorchDraws(TorchDispatchMode):
+    """Refuse every operation of torch that draws from a generator, on whatever device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert torch.Tag.nondeterministic_seeded not in func.tags, f"{func} draws"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("draw_random", [torch.rand, torch.randn, torch.randperm])
+def test_a_draw_by_torch_is_noticed(device: str, draw_random: Callable[..., Tensor]) -> None:
+    """What the next test leans on."""
+    with pytest.raises(AssertionError, match="draws"), NoTorchDraws():
+        draw_random(4, device=device)
+    with pytest.raises(AssertionError, match="draws"), NoTorchDraws():
+        torch.zeros(4, device=device).bernoulli_(0.5)
+
+
+@pytest.mark.parametrize("context", ["clean", "prefix"])
+def test_all_draws_are_numpys_on_the_cpu_whatever_the_device(
+    tiny_layout: Layout, monkeypatch: pytest.MonkeyPatch, context: Context
+) -> None:
+    """BR-46: times, corrupted positions and replacement ids are the same on CPU and accelerator.
+
+    `meta` stands for the accelerator: nothing can be computed there, so all that is drawn must
+    come from the CPU and only then be moved.
+    """
+    applied: list[list[np.ndarray]] = []
+    opened: list[tuple[object, ...]] = []
+
+    def spied_corrupt(clean: Tensor, *draws: np.ndarray, n_times: int) -> Tensor:
+        applied[-1] += [draw.copy() for draw in draws]
+        return corrupt_at(clean, *draws, n_times=n_times)
+
+    def spied_stream(*key: object) -> np.random.Generator:
+        opened.append(key)
+        return stream(*key)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(corruption, "corrupt_at", spied_corrupt)
+    monkeypatch.setattr(corruption, "stream", spied_stream)
+    numbers = np.array([7, 2, 40])
+    for device in ("cpu", "meta"):
+        clean = clean_windows(tiny_layout, 3).to(device)
+        applied.append([])
+        with NoTorchDraws():
+            noisy = draw_corruption(
+                clean, numbers, layout=tiny_layout, n_times=N_TIMES, context=context, seed=5
+            )
+            draw_sweep_pass(
+                clean, numbers, pass_number=3, layout=tiny_layout, n_times=N_TIMES, seed=5
+            )
+        assert noisy.ids.device.type == noisy.times.device.type == device
+    cpu, other = applied
+    assert len(cpu) == 6  # times, uniforms and replacements, of training and of a sweep
+    assert all(np.array_equal(one, two) for one, two in zip(cpu, other, strict=True))
+    keys = [(5, name, n) for name in ("corruption", "bound/3") for n in numbers]
+    assert opened == keys * 2
 
 
 def test_other_seeds_and_windows_draw_other_noise(tiny_layout: Layout) -> None:
