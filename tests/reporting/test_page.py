@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from canvaslm import reporting
 from canvaslm.reporting.charts import draw_figures
 from canvaslm.reporting.files import write_csv, write_json
 from canvaslm.reporting.page import ReportParams, read_content, render_page
@@ -351,3 +352,17 @@ def test_figures_of_another_run_stand_nowhere_on_the_page(reports: Path) -> None
     assert "343,516,160" in page
     assert page.count("made from another run: pretrain.diffusion fails") == 3
     assert "Not answered" in page
+
+
+def test_a_narrow_screen_stacks_what_an_audit_measured_and_expected() -> None:
+    """A table of five columns is wider than a phone, and its last two say the most."""
+    audit = (Path(reporting.__file__).parents[1] / "run_audit/page.html").read_text()
+    checks = audit[audit.index('<table class="stack">') : audit.index("</table>")]
+    assert re.findall(r'data-label="(\w+)"', checks) == ["measured", "expected"]
+    narrow = page_style().partition("@media (max-width: 640px)")[2]
+    assert re.search(r"\.stack tr \{ display: grid", narrow)
+    assert "content: attr(data-label)" in narrow
+
+
+def page_style() -> str:
+    return Path(reporting.__file__).with_name("look.html").read_text()
