@@ -98,7 +98,7 @@ def test_a_failed_check_closes_the_gate_after_the_report_and_stands_on_top_of_it
     found = metrics(run)
     assert (found["verdict"], found["first_failure"]) == ("fail", "loss_log_is_whole")
     page = (run / "reports/audit_run/autoregressive/index.html").read_text()
-    assert page.index("loss log is whole: no") < page.index("ids_are_in_vocabulary")
+    assert page.index("failed: loss log is whole") < page.index("ids_are_in_vocabulary")
 
 
 def test_another_runs_checkpoint_is_told_by_its_identity(
