@@ -95,6 +95,7 @@ def test_a_machine_that_nobody_wrote_down_is_not_measured(open_long, tmp_path):
     subject = open_long("diffusion")
     absent = one(check_state(dataclasses.replace(subject, reports=tmp_path)), "machine_is_recorded")
     assert absent.verdict == "not_measured"
+    assert one(check_state(subject), "machine_is_recorded").verdict == "pass"
     run = identity_name(stored_identity(subject))
     for content, verdict, told in (
         ({"run": run, "processor": "p", "python": "3", "torch": "2"}, "pass", "recorded"),
