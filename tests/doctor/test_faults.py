@@ -136,7 +136,12 @@ def have_gone_back(places: Places, change: Change, patch: Patch) -> None:
     report = places.reports / "pretrain" / "diffusion"
     metrics = json.loads((report / "metrics.json").read_text())
     write_json(report / "metrics.json", metrics | {"bad_steps": 5, "rollbacks": 1})
-    trace = {"step": 3, "first_place": "the output of blocks.0 in the noisy stream"}
+    states = places.work.glob("*/checkpoints/step_*/state.json")
+    run = {
+        path.parts[-4] for path in states if '"objective": "diffusion"' in path.read_text()
+    }.pop()
+    words = "the output of blocks.0 in the noisy stream"
+    trace = {"run": run, "step": 3, "first_place": words}
     write_json(report / "nonfinite" / "trace.json", trace)
 
 
@@ -334,6 +339,18 @@ def test_the_course_of_a_loss_is_told(losses: list[float], told: str) -> None:
     course, remedy = _course(rows)
     assert course.startswith(told)
     assert bool(course) == bool(told) == ("pretrain.learning_rate" in remedy)
+
+
+def test_a_trace_of_another_run_says_nothing_of_this_one(project: Places) -> None:
+    """DVC puts back the reports of an earlier training, and not what it never knew of."""
+    report = project.reports / "pretrain" / "diffusion" / "nonfinite" / "trace.json"
+    write_json(report, {"run": "0123456789abcdef", "step": 1, "first_place": "elsewhere"})
+    for found in examine(project, ("diffusion",), lambda text: None):
+        if found.probe == "every_step_was_finite":
+            assert found.verdict == "pass", found
+            break
+    else:
+        pytest.fail("no probe looked")
 
 
 def test_an_audit_of_another_model_says_nothing_of_this_one(project: Places) -> None:

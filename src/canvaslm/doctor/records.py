@@ -166,12 +166,16 @@ def _bad_steps(patient: Patient) -> tuple[list[str], int]:
 
 
 def _first_place(patient: Patient) -> str:
-    """Where the first bad step stopped being finite, in the words of its trace."""
+    """Where the first bad step stopped being finite, in the words of its trace.
+
+    A trace in the reports may be of an earlier run, whose reports DVC has since put back.
+    """
     for place in (patient.folder, patient.reports):
         path = place / "nonfinite" / "trace.json" if place is not None else None
         if path is not None and path.exists():
             trace = read_report(path)
-            return f"step {trace.get('step')}, {trace.get('first_place')}"
+            if patient.folder is None or trace.get("run") == patient.folder.name:
+                return f"step {trace.get('step')}, {trace.get('first_place')}"
     return ""
 
 
