@@ -127,7 +127,7 @@ def end_processes() -> None:
         for pid in known:
             _end(pid)
         known |= set(_children(os.getpid()))
-        if not any(any(_words(pid)) for pid in known):
+        if not any(map(_lives, known)):
             return
         time.sleep(_POLL_S)
 
@@ -266,6 +266,15 @@ def _children(pid: int) -> Iterator[int]:
                 yield from _children(int(child))
     except OSError:
         return
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and no zombie; its command line is empty while it changes."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def _words(pid: int) -> list[bytes]:

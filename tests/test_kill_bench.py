@@ -36,13 +36,6 @@ sys.exit(kill_test.main())
 """
 
 
-def lives(pid: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("how", ["call", "attempt"])
@@ -59,14 +52,14 @@ def test_a_test_that_is_told_to_end_leaves_no_process_and_no_folder(
         pids = [int(word) for word in fifo.read_text().split()]
         try:
             assert len(pids) == 3
-            assert all(map(lives, pids))
+            assert all(map(torn_run._lives, pids))
             assert len(list(scratch.iterdir())) == 1
             test.send_signal(number)
             _, told = test.communicate(timeout=30)
-            assert not any(map(lives, pids))
+            assert not any(map(torn_run._lives, pids))
         finally:
             test.kill()
-            for pid in filter(lives, pids):
+            for pid in filter(torn_run._lives, pids):
                 os.kill(pid, signal.SIGKILL)
     assert test.returncode == 128 + number
     assert list(scratch.iterdir()) == []
