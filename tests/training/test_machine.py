@@ -21,9 +21,10 @@ def processes(place):
     return note(place)["processes"]
 
 
-def test_each_process_adds_what_it_ran_on(tmp_path):
+def test_each_process_adds_what_it_ran_on_and_how(tiny_recipe, tmp_path):
+    params = tiny_recipe(precision="bfloat16", micro_batch_windows=4).pretrain
     for step in (0, 7):
-        note_machine(tmp_path, device=torch.device("cpu"), precision="bfloat16", from_step=step)
+        note_machine(tmp_path, device=torch.device("cpu"), params=params, from_step=step)
     first, second = processes(tmp_path)
     assert (first["from_step"], second["from_step"]) == (0, 7)
     assert first | {"from_step": 7} == second
@@ -35,14 +36,15 @@ def test_each_process_adds_what_it_ran_on(tmp_path):
     }
     assert versions.items() <= first.items()
     assert (first["device"], first["precision"]) == ("cpu", "bfloat16")
+    assert (first["micro_batch_windows"], first["compile"]) == (4, False)
     assert first["threads"] == torch.get_num_threads()
     assert first["processor"]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"processes": 3}', "{}", "\x00"])
-def test_a_damaged_note_begins_anew(tmp_path, caplog, damage):
+def test_a_damaged_note_begins_anew(tiny_recipe, tmp_path, caplog, damage):
     (tmp_path / "machine.json").write_text(damage)
-    note_machine(tmp_path, device=torch.device("cpu"), precision="float32", from_step=3)
+    note_machine(tmp_path, device=torch.device("cpu"), params=tiny_recipe().pretrain, from_step=3)
     assert [entry["from_step"] for entry in processes(tmp_path)] == [3]
     assert "begins anew" in caplog.text
 

@@ -14,28 +14,40 @@ import numpy as np
 import safetensors
 import torch
 
-from canvaslm.device import Precision, describe_machine
+from canvaslm.device import describe_machine
 from canvaslm.reporting.files import write_json
+from canvaslm.training.plan import PretrainParams
 
 MACHINE = "machine.json"
+
+_HOW = (
+    "precision",
+    "micro_batch_windows",
+    "vocab_chunk",
+    "compile",
+    "gradient_checkpointing",
+    "loader_workers",
+)
 
 _log = logging.getLogger(__name__)
 
 
-def note_machine(run: Path, *, device: torch.device, precision: Precision, from_step: int) -> None:
+def note_machine(
+    run: Path, *, device: torch.device, params: PretrainParams, from_step: int
+) -> None:
     """Add this process to the ``machine.json`` of a run.
 
     Args:
         run: the run's folder, whose name is its identity's.
         device: where it trains.
-        precision: arithmetic of its passes.
+        params: of which those are noted that say how sums are computed, and not what is.
         from_step: steps that were done when it began.
     """
     entry = {
         **describe_machine(device),
         "numpy": np.__version__,
         "safetensors": safetensors.__version__,
-        "precision": precision,
+        **{key: getattr(params, key) for key in _HOW},
         "from_step": from_step,
     }
     write_json(run / MACHINE, {"run": run.name, "processes": [*_known(run / MACHINE), entry]})

@@ -112,9 +112,7 @@ def _train(
     if latest is None and origin.begin(learner.model):
         _save_first(job, state, learner)
     params = job.recipe.pretrain
-    note_machine(
-        state.directory, device=device, precision=params.precision, from_step=progress.step
-    )
+    note_machine(state.directory, device=device, params=params, from_step=progress.step)
     if state.trace.is_dir():  # of an earlier process; what is said of it names the copy
         _copy_trace_now(state, reports)
     train(
