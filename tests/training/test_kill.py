@@ -117,14 +117,16 @@ def _tear(torn: Torn, draws: random.Random, longest_s: float) -> Iterator[tuple[
 
     Yields how, the newest checkpoint, and the weights of a run that ended before its kill.
     """
+    is_first = True  # of the saves that are hit; after a later one a checkpoint is left
     for how in draws.sample(["at random", "in a save"] * N_RANDOM, 2 * N_RANDOM):
         for _ in range(20):
             hit = (
                 _kill_after(torn, draws.uniform(0, longest_s))
                 if how == "at random"
-                else _kill_in_a_save(torn, draws.uniform(0, 0.003), is_first=draws.random() < 0.5)
+                else _kill_in_a_save(torn, draws.uniform(0, 0.003), is_first=is_first)
             )
             if hit:
+                is_first = is_first and how == "at random"
                 yield how, torn.saved(), b""
                 break
             if torn.saved() == torn.recipe.pretrain.steps:
@@ -157,5 +159,6 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
         kills += [how] if not weights else []
         resumed_from.add(step)
     assert sorted(kills) == ["at random"] * N_RANDOM + ["in a save"] * N_RANDOM
-    assert resumed_from & {5, 10, 15}, "no trainer went on from a checkpoint"
+    last = recipe.pretrain.steps
+    assert any(0 < step < last for step in resumed_from), "no trainer went on from a checkpoint"
     assert torn.finish() == expected
