@@ -475,12 +475,14 @@ def test_a_damaged_checkpoint_does_not_count_among_those_that_stay(tiny_recipe, 
 def test_a_run_goes_on_with_smaller_micro_batches(tiny_recipe, shards, tmp_path):
     """BR-19: the next window is the same, and losses agree to rounding."""
     whole = job_of(tiny_recipe(micro_batch_windows=4), shards)
-    straight = finish(whole, tmp_path / "straight")
+    finish(whole, tmp_path / "straight")
     with pytest.raises(StoppedError):
         finish(whole, tmp_path / "torn", stop_after(7))
     finish(job_of(tiny_recipe(micro_batch_windows=1), shards), tmp_path / "torn")
+    machine = json.loads((tmp_path / "torn" / "reports" / "machine.json").read_text())
+    cuts = [(each["from_step"], each["micro_batch_windows"]) for each in machine["processes"]]
+    assert cuts == [(0, 4), (5, 1)]  # the second did not start anew
     rows = [loss_rows(tmp_path / place) for place in ("straight", "torn")]
     losses = [[float(row["loss_nats"]) for row in each] for each in rows]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert [row["windows"] for row in rows[1]] == [row["windows"] for row in rows[0]]
-    assert straight
