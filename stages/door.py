@@ -69,6 +69,7 @@ sys.excepthook = _tell_interrupt
 def main(stage: Callable[..., None]) -> None:
     """Run one stage as a command: exit 0 done, 1 a gate is closed, 2 bad input."""
     importlib.import_module("canvaslm.leash").end_with_dvc()  # as text: it changes no result
+    importlib.import_module("canvaslm.heap").keep_freed_memory()  # nor does this
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(_guarded(stage))
