@@ -5,8 +5,10 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop
 SETUP := .venv/.ready
+PEERS := .venv/.bench-ready
+BENCHES := loss attention step decode trace startup
 
-.PHONY: help setup check test repro verdicts doctor profile knobs measured bench kill-test mend clean forget
+.PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-check kill-test mend clean forget
 
 help: ## show what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -48,10 +50,15 @@ knobs: $(SETUP) ## write docs/knobs.md from the models of params.yaml
 measured: $(SETUP) ## copy the figures of reports/ into docs/measured/, where the docs cite them
 	python stages/take_snapshot.py
 
-bench: $(SETUP) ## measure the parts side by side, outside the pipeline
-	python bench/loss.py
-	python bench/step.py
-	python bench/trace.py
+$(PEERS): $(SETUP) # what the benches compare with
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+bench: $(PEERS) ## measure the parts side by side with the best, outside the pipeline
+	for name in $(BENCHES); do python bench/$$name.py || exit; done
+
+bench-check: $(SETUP) ## hold what make bench found against bench/bounds.yaml; fails when a bound is missed
+	python bench/check.py
 
 kill-test: $(SETUP) ## kill trainings and DVC again and again; the bytes must be a straight run's
 	python bench/kill_test.py --kills 20
