@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from torch import Tensor
 import canvaslm.checkpoint as room
 from canvaslm.checkpoint import (
     export_checkpoint,
+    is_finite,
     load_model,
     refuse_to_replace,
     restore,
@@ -664,3 +666,16 @@ for _ in range(20):
         assert run.returncode == 0, told
     assert contents(out) in (contents(saved), contents(other))
     assert [path.name for path in out.parent.iterdir()] == ["diffusion"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_one_value_that_is_not_finite_is_seen_wherever_it_stands(bad, dtype):
+    largest = torch.finfo(dtype).max
+    for place in (0, 17, 99):
+        tensor = torch.full((100,), largest, dtype=dtype)
+        tensor[50] = -largest
+        assert is_finite(tensor.view(4, 25).T)
+        tensor[place] = bad
+        assert not is_finite(tensor.view(4, 25).T)
+    assert not is_finite(torch.tensor(bad, dtype=dtype))

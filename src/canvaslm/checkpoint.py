@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.disk import room_for
 from canvaslm.reporting.files import (
+    flush,
     refuse_read_only,
     remove_directory,
     whole_directory,
@@ -199,6 +201,14 @@ def restore(directory: Path, *, model: nn.Module, optimizer: torch.optim.Optimiz
     return state.progress
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether every value of a tensor is finite, in one pass that writes nothing.
+
+    A NaN is both the least and the largest of any values that it is among.
+    """
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
 def go_back_to(directory: Path, progress: Progress) -> None:
     """Let a checkpoint be where its run stands, with more said of its past than when it was saved.
 
@@ -296,14 +306,23 @@ def _write_files(
     progress: Progress,
     identity: dict[str, Any],
 ) -> None:
-    """Write the two tensor files, then what vouches for them."""
-    for name, content in tensors.items():
-        try:
-            # No metadata: safetensors writes more than one key of it in random order.
-            save_file({key: content[key].contiguous() for key in sorted(content)}, aside / name)
-        except SafetensorError as error:
-            raise _as_os_error(error, aside / name) from error
-    files = {name: _sha256(aside / name) for name in tensors}
+    """Write the two tensor files, then what vouches for them.
+
+    A file is hashed in a thread while it goes to the disk, so that a trainer waits for the longer
+    of the two and not for both.
+    """
+    hashes = {}
+    with ThreadPoolExecutor(len(tensors)) as pool:
+        for name, content in tensors.items():
+            try:
+                # No metadata: safetensors writes more than one key of it in random order.
+                save_file({key: content[key].contiguous() for key in sorted(content)}, aside / name)
+            except SafetensorError as error:
+                raise _as_os_error(error, aside / name) from error
+            hashes[name] = pool.submit(_sha256, aside / name)
+        for name in tensors:
+            flush(aside / name)
+    files = {name: digest.result() for name, digest in hashes.items()}
     state = render_state(files=files, progress=progress, identity=identity)
     (aside / STATE).write_text(state, encoding="utf-8")
 
@@ -337,7 +356,7 @@ def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 def _refuse_non_finite(files: dict[str, dict[str, Tensor]], step: int) -> None:
     for content in files.values():
         for name, tensor in content.items():
-            if not bool(torch.isfinite(tensor).all()):
+            if not is_finite(tensor):
                 raise GateClosedError(
                     f"pretrain: {name} is not finite after step {step}, so no checkpoint was "
                     "written and the older ones stay; lower learning_rate and run it again"
@@ -377,7 +396,7 @@ def _compare(targets: dict[str, Tensor], stored: dict[str, Tensor], where: Path)
         tensor = stored[name]
         if tensor.shape != target.shape or tensor.dtype != target.dtype:
             raise _refusal(f"{where}:{name}", _described(target), _described(tensor))
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise _refusal(f"{where}:{name}", "finite values", "NaN or infinity")
 
 

@@ -43,10 +43,10 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             asides[path] = path.with_name(f".{path.name}.{os.getpid()}.partial")
             asides[path].write_bytes(content)
-            _flush(asides[path])
+            flush(asides[path])
         for path, aside in asides.items():
             aside.replace(path)
-            _flush(path.parent)
+            flush(path.parent)
     except BaseException:
         for aside in asides.values():
             aside.unlink(missing_ok=True)
@@ -79,8 +79,8 @@ def whole_directory(path: Path, *, holds: Collection[str]) -> Iterator[Path]:
         yield aside
         for folder, _, files in os.walk(aside):
             for name in files:
-                _flush(Path(folder) / name)
-            _flush(Path(folder))
+                flush(Path(folder) / name)
+            flush(Path(folder))
         _swap(aside, path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -137,7 +137,7 @@ def remove_directory(path: Path) -> None:
         shutil.rmtree(_beside(path, "removed"))
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Return when a file or directory is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -194,7 +194,7 @@ def _swap(aside: Path, path: Path) -> None:
             if stood:
                 _beside(path, "removed").rename(path)
             raise
-    _flush(path.parent)
+    flush(path.parent)
     shutil.rmtree(_beside(path, "removed"), ignore_errors=True)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from canvaslm.checkpoint import is_finite
 from canvaslm.checkpoint_state import SkippedStep
 
 NO_TARGETS = "no targets"
@@ -74,6 +75,6 @@ def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]
         for kind, tensor in (("weight", parameter), *sorted(state.items())):
-            if not bool(torch.isfinite(tensor).all()):
+            if not is_finite(tensor):
                 return f"{kind} of {name} is not finite"
     return None
