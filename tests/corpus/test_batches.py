@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from canvaslm.corpus import batches
 from canvaslm.corpus.batches import training_order, window_indices
 
 
@@ -37,3 +38,18 @@ def test_each_epoch_of_a_run_is_its_own_order() -> None:
 
 def test_no_windows_are_asked_for_and_none_come() -> None:
     assert window_indices(7, 0, seed=1, n_windows=10).shape == (0,)
+
+
+def test_an_epoch_s_order_is_drawn_once_for_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def counted(seed: int, epoch: int, n_windows: int) -> np.ndarray:
+        drawn.append(epoch)
+        return training_order(seed, epoch, n_windows)
+
+    monkeypatch.setattr(batches, "training_order", counted)
+    steps = [window_indices(start, 5, seed=9, n_windows=12) for start in range(0, 36, 5)]
+    assert drawn == [0, 1, 2, 3]
+    steps[0][:] = -1  # what a caller does to its indices reaches nobody
+    again = window_indices(0, 5, seed=9, n_windows=12)
+    assert again.tolist() == training_order(9, 0, 12)[:5].tolist()

@@ -5,6 +5,8 @@ from the seed, so that a run that stops and goes on, with other micro-batches or
 reads exactly what it would have read.
 """
 
+import functools
+
 import numpy as np
 
 from canvaslm.randomness import stream
@@ -31,5 +33,13 @@ def window_indices(start: int, count: int, *, seed: int, n_windows: int) -> np.n
     indices = np.empty(count, dtype=np.int64)
     for epoch in np.unique(numbers // n_windows):
         here = numbers // n_windows == epoch
-        indices[here] = training_order(seed, int(epoch), n_windows)[numbers[here] % n_windows]
+        indices[here] = _kept_order(seed, int(epoch), n_windows)[numbers[here] % n_windows]
     return indices
+
+
+@functools.lru_cache(maxsize=2)  # a step may run over the end of an epoch
+def _kept_order(seed: int, epoch: int, n_windows: int) -> np.ndarray:
+    """Drawn once for all steps of an epoch; for millions of windows a step could wait for it."""
+    order = training_order(seed, epoch, n_windows)
+    order.setflags(write=False)
+    return order
