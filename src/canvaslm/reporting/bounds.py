@@ -22,12 +22,16 @@ class Bound(Params):
     """One bound on one ratio: an aim above or below, or on both sides."""
 
     id: str = Field(min_length=1, description="the ratio's id; its first part is the bench")
-    at_most: float | None = Field(None, gt=0, description="the aim, where less is better")
-    at_least: float | None = Field(None, gt=0, description="the aim, where more is better")
+    at_most: float | None = Field(default=None, gt=0, description="the aim, where less is better")
+    at_least: float | None = Field(default=None, gt=0, description="the aim, where more is better")
     slack: float = Field(ge=0, lt=1, description="what noise may add, as a share of the limit")
-    held: float | None = Field(None, gt=0, description="what is held where the aim is not reached")
-    why: str | None = Field(None, min_length=1, description="anchor of the docs that explains it")
-    apart: str | None = Field(None, min_length=1, description="why `make bench` does not run it")
+    held: float | None = Field(default=None, gt=0, description="held where the aim is not reached")
+    why: str | None = Field(
+        default=None, min_length=1, description="anchor of the docs with the reason"
+    )
+    apart: str | None = Field(
+        default=None, min_length=1, description="why `make bench` leaves it out"
+    )
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Bound":

@@ -1,0 +1,37 @@
+"""Does each bench run, and write what a bench writes?"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from canvaslm.reporting.benches import read_bench
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHES = sorted(
+    file.stem
+    for file in (ROOT / "bench").glob("*.py")
+    if re.search(r"^(import|from) harness\b.*$", file.read_text(), re.MULTILINE)
+    and re.search(r"^\s*(harness\.)?finish\(", file.read_text(), re.MULTILINE)
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_the_tiny_form_of_a_bench_writes_what_a_bench_writes(name: str, tmp_path: Path) -> None:
+    out = tmp_path / f"{name}.json"
+    ran = subprocess.run(
+        [sys.executable, f"bench/{name}.py", "--tiny", "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    written = read_bench(out)
+    assert (written.bench, written.tiny) == (name, True)
+    assert written.rows, "a bench that measured nothing"
+    assert any(ratio is not None for ratio in written.ratios.values()) or written.not_measured
+    assert f"{name} (tiny: figures mean nothing)" in ran.stdout
