@@ -8,7 +8,7 @@ SETUP := .venv/.ready
 PEERS := .venv/.bench-ready
 BENCHES := loss attention step decode trace startup
 
-.PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-check kill-test mend clean forget
+.PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-check performance kill-test mend clean forget
 
 help: ## show what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -59,6 +59,9 @@ bench: $(PEERS) ## measure the parts side by side with the best, outside the pip
 
 bench-check: $(SETUP) ## hold what make bench found against bench/bounds.yaml; fails when a bound is missed
 	python bench/check.py
+
+performance: $(SETUP) ## copy what make bench found into docs/, and write the tables of docs/performance.md
+	python stages/write_performance.py
 
 kill-test: $(SETUP) ## kill trainings and DVC again and again; the bytes must be a straight run's
 	python bench/kill_test.py --kills 20

@@ -19,7 +19,7 @@ from rich.table import Table
 from canvaslm.docs_gate.pages import read_page
 from canvaslm.errors import InputError
 from canvaslm.reporting.benches import read_benches
-from canvaslm.reporting.bounds import Bound, Judged, judge_bounds, read_bounds
+from canvaslm.reporting.bounds import Judged, judge_bounds, read_bounds
 
 _COLOURS = {"pass": "green", "explained": "yellow", "fail": "red", "not_measured": "dim"}
 
@@ -59,7 +59,7 @@ def _show(judged: list[Judged]) -> None:
         colour, bound = _COLOURS[item.judgement], item.bound
         table.add_row(
             bound.id,
-            _aim(bound),
+            f"{bound.aim} ± {bound.slack:.0%}",
             "" if bound.held is None else f"{bound.held:g}",
             "" if item.ratio is None else f"{item.ratio:.4g}",
             f"[{colour}]{item.judgement}[/]",
@@ -68,12 +68,6 @@ def _show(judged: list[Judged]) -> None:
     console.print(table)
     counts = Counter(item.judgement for item in judged)
     console.print(", ".join(f"{counts[name]} {name}" for name in _COLOURS), highlight=False)
-
-
-def _aim(bound: Bound) -> str:
-    aims = [] if bound.at_least is None else [f"≥ {bound.at_least:g}"]
-    aims += [] if bound.at_most is None else [f"≤ {bound.at_most:g}"]
-    return f"{', '.join(aims)} ± {bound.slack:.0%}"
 
 
 if __name__ == "__main__":

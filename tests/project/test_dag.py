@@ -25,6 +25,7 @@ OUTSIDE = {  # stages/ that no pipeline runs
     "mend",
     "print_verdicts",
     "take_snapshot",
+    "write_performance",
 }
 SHARED_SECTIONS = {"profile", "layout", "model", "diffusion", "generate"}
 PIPELINE: dict[str, Any] = read_yaml(ROOT / "dvc.yaml")["stages"]

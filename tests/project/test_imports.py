@@ -25,6 +25,7 @@ WITHOUT_TORCH = (
     "report",
     "take_snapshot",
     "train_tokenizer",
+    "write_performance",
 )
 
 

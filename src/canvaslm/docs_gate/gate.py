@@ -8,6 +8,7 @@ from typing import Any
 from canvaslm.docs_gate import DocsGateParams
 from canvaslm.docs_gate.citations import check_citations, uncited_symbols
 from canvaslm.docs_gate.commands import check_commands
+from canvaslm.docs_gate.figures import check_figures
 from canvaslm.docs_gate.links import check_links, check_measured_cells
 from canvaslm.docs_gate.pages import Fault, read_page
 from canvaslm.docs_gate.sources import Sources
@@ -58,6 +59,7 @@ def check_docs(params: DocsGateParams, root: Path) -> DocsReport:
         faults += check_commands(page, sources)
         faults += check_links(page, by_file, root)
         faults += check_measured_cells(page)
+        faults += check_figures(page, root)
     faults += uncited_symbols(pages, sources)
     counts = {
         "pages": len(pages),

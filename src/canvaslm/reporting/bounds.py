@@ -43,6 +43,13 @@ class Bound(Params):
             raise ValueError("held on the far side of one aim; reach the aim, or drop held")
         return self
 
+    @property
+    def aim(self) -> str:
+        """The aim as people write it; the slack is not in it."""
+        aims = [] if self.at_least is None else [f"≥ {self.at_least:g}"]
+        aims += [] if self.at_most is None else [f"≤ {self.at_most:g}"]
+        return ", ".join(aims)
+
     def judge(self, ratio: float) -> Judgement:
         """Whether the ratio reaches the aim, or at least what is held where the aim is missed."""
         if self._is_within(ratio, self.at_most, self.at_least):

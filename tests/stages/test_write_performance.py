@@ -1,0 +1,153 @@
+"""Do the tables of docs/performance.md come from what the benches wrote, and from nothing else?"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from canvaslm.docs_gate.figures import check_figures
+from canvaslm.docs_gate.pages import read_page
+from canvaslm.errors import InputError
+from canvaslm.reporting.files import write_json
+from write_performance import write_performance
+
+PAGE = """# Performance
+
+## Loss
+Said before.
+
+<!-- figures: {words} -->
+<!-- end of figures -->
+
+Said after.
+
+## Why late
+Because.
+"""
+ROWS: list[dict[str, object]] = [
+    {"form": "ours", "D": 256, "median_s": 0.0123456, "flex": False},
+    {"form": "dense", "D": 256, "median_s": 0.5, "flex": True},
+    {"peer": "liger", "threads": 1, "median_s": None},
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/performance.md").write_text(PAGE.format(words="bounds loss"))
+    (tmp_path / "bounds.yaml").write_text(
+        "bounds:\n"
+        "  - {id: loss/ours, at_most: 1.05, slack: 0.02}\n"
+        "  - {id: loss/late, at_most: 1.0, slack: 0.0, held: 2.0, why: why-late}\n"
+        "  - {id: gpu/ours, at_least: 0.45, slack: 0.0, apart: needs a GPU}\n"
+    )
+    write_result(tmp_path)
+    return tmp_path
+
+
+def write_result(place: Path, ours: float = 1.0412345) -> None:
+    write_json(
+        place / "results/loss.json",
+        {
+            "bench": "loss",
+            "machine": {"processor": "a processor"},
+            "versions": {"torch": "2.13.0"},
+            "threads": 2,
+            "tiny": False,
+            "rounds": 7,
+            "rows": ROWS,
+            "ratios": {"loss/ours": ours, "loss/late": 1.5},
+            "not_measured": {"liger": "no GPU"},
+            "fallbacks": ["flex, to a mask"],
+        },
+    )
+
+
+def written(place: Path, words: str = "bounds loss") -> str:
+    page = place / "docs/performance.md"
+    page.write_text(PAGE.format(words=words))
+    write_performance(results=place / "results", bounds=place / "bounds.yaml", root=place)
+    return page.read_text()
+
+
+def faults(place: Path) -> list[str]:
+    page = read_page(place, "docs/performance.md")
+    return [f"{fault.line}: {fault.message}" for fault in check_figures(page, place)]
+
+
+def test_bounds_stand_with_aim_ratio_and_judgement(place: Path) -> None:
+    text = written(place)
+    assert "| loss/ours | ≤ 1.05 | 1.041 | pass |" in text
+    assert "| loss/late | ≤ 1 | 1.5 | [explained](#why-late) |" in text
+    assert "gpu/ours" not in text
+    assert "Said before." in text
+    assert "Said after." in text
+
+
+def test_rows_stand_with_all_columns_or_with_those_named(place: Path) -> None:
+    text = written(place, "rows loss")
+    assert "| form | D | flex | median s |" in text
+    assert "| ours | 256 | no | 0.01235 |" in text
+    assert "| dense | 256 | yes | 0.5 |" in text
+    assert "| liger | 1 | not measured |" in text
+    text = written(place, "rows loss median_s form")
+    assert "| 0.01235 | ours |" in text
+    assert "liger" not in text
+
+
+def test_machine_and_gaps_stand_in_tables(place: Path) -> None:
+    assert "| loss | a processor | 2 | 7 | torch 2.13.0 |" in written(place, "machine")
+    text = written(place, "gaps")
+    assert "| loss | liger | not measured: no GPU |" in text
+    assert "| loss |  | fell back: flex, to a mask |" in text
+    assert "| gpu | 1 bounds | not measured: needs a GPU |" in text
+
+
+def test_a_bench_that_did_not_run_is_said_not_to_be_measured(place: Path) -> None:
+    assert "no result of `pipeline` was there" in written(place, "rows pipeline")
+
+
+def test_the_gate_is_content_with_what_was_written_and_with_nothing_else(place: Path) -> None:
+    text = written(place)
+    assert faults(place) == []
+    (place / "docs/performance.md").write_text(text.replace("1.041", "1.040"))
+    (fault,) = faults(place)
+    assert fault.startswith("6: 'bounds loss' is not what docs/measured/bench.json holds")
+
+
+def test_a_snapshot_that_changed_makes_the_page_wrong(place: Path) -> None:
+    written(place)
+    snapshot = place / "docs/measured/bench.json"
+    content = json.loads(snapshot.read_text())
+    content["bounds"][0]["ratio"] = 1.02
+    write_json(snapshot, content)
+    assert len(faults(place)) == 1
+
+
+def test_a_page_with_figures_and_no_snapshot_is_wrong(place: Path) -> None:
+    assert faults(place) == ["1: there is no docs/measured/bench.json"]
+
+
+@pytest.mark.parametrize("words", ["bounds nothing", "rows loss no_column", "pie", "gaps loss"])
+def test_a_comment_that_asks_for_what_is_not_there_is_refused(place: Path, words: str) -> None:
+    with pytest.raises(InputError, match=r"performance\.md"):
+        written(place, words)
+    assert not (place / "docs/measured").exists()
+
+
+def test_a_block_that_is_not_closed_is_refused(place: Path) -> None:
+    page = place / "docs/performance.md"
+    page.write_text(page.read_text().replace("<!-- end of figures -->\n", ""))
+    with pytest.raises(InputError, match="closed"):
+        write_performance(results=place / "results", bounds=place / "bounds.yaml", root=place)
+
+
+def test_no_results_give_no_figures(place: Path) -> None:
+    (place / "results/loss.json").unlink()
+    with pytest.raises(InputError, match="make bench"):
+        written(place)
+
+
+def test_each_bench_gets_its_picture(place: Path) -> None:
+    written(place)
+    assert (place / "docs/pictures/loss.svg").read_text().startswith("<svg")
