@@ -295,7 +295,7 @@ def test_chunked_nats_are_the_dense_ones_at_a_full_vocabulary() -> None:
         nats = chunked_step_nats(
             hidden, weight, noisy, clean, t=times, n_times=16, vocab_chunk=vocab_chunk
         )
-        assert float((nats - truth).abs().max()) < 4e-6
+        assert float((nats.bound - truth).abs().max()) < 4e-6
 
 
 @pytest.mark.parametrize("vocab_chunk", [1, 7, 12, 13, 100])
@@ -311,7 +311,25 @@ def test_chunk_size_changes_no_value(vocab_chunk: int) -> None:
     nats = chunked_step_nats(
         hidden, weight, noisy, clean, t=times, n_times=4, vocab_chunk=vocab_chunk
     )
-    torch.testing.assert_close(nats, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(nats.bound, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-11), (torch.float32, 2e-5)])
+def test_plain_cross_entropy_is_that_of_the_posterior_at_every_time(
+    dtype: torch.dtype, most: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 8, generator=generator, dtype=dtype)
+    weight = torch.randn(50, 8, generator=generator, dtype=dtype)
+    noisy = torch.randint(50, (64,), generator=generator)
+    clean = noisy.where(torch.arange(64) % 2 == 0, noisy.roll(1))
+    hidden[:8] += 40 * weight[noisy[:8]]  # sure of the noisy token, right or wrong
+    times = 1 + torch.arange(64) % 16
+    nats = chunked_step_nats(hidden, weight, noisy, clean, t=times, n_times=16, vocab_chunk=20)
+    logits = hidden.double() @ weight.double().T
+    expected = torch.nn.functional.cross_entropy(logits, clean, reduction="none")
+    scale = 1 + expected.abs()
+    assert float(((nats.plain - expected) / scale).abs().max()) < most
 
 
 @pytest.mark.parametrize("wrong", [-4, -1, 5, 12])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from canvaslm.diffusion.cavity_head import CavityHead
 from canvaslm.diffusion.schedule import clean_share
 from canvaslm.errors import InputError
 
@@ -61,6 +62,19 @@ def step_nats(
     return step.nats(_at(log_x, noisy), _at(log_x, clean), log_mix=log_mix, is_kept=noisy == clean)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepNats:
+    """What the positions of one noisy pass cost, (...) float64.
+
+    Attributes:
+        bound: nats of the reverse step, a term of the bound.
+        plain: cross-entropy of the posterior, a diagnostic.
+    """
+
+    bound: Tensor
+    plain: Tensor
+
+
 @torch.no_grad()
 def chunked_step_nats(
     hidden: Tensor,
@@ -71,11 +85,11 @@ def chunked_step_nats(
     t: Tensor | int,
     n_times: int,
     vocab_chunk: int,
-) -> Tensor:
+) -> StepNats:
     """:func:`step_nats` of ``hidden @ weight.T`` without a (..., V) tensor and without gradient.
 
-    The logits of a chunk are made twice, in float32 (or in the wider type of ``hidden``): for the
-    normaliser and for the mixture sum. Chunks are combined in float64.
+    The logits of a block of positions are made once, in float32 (or in the wider type of
+    ``hidden``), and serve the normaliser, the mixture sum and the plain cross-entropy.
 
     Args:
         hidden: (..., D) final hidden states.
@@ -84,34 +98,31 @@ def chunked_step_nats(
         clean: (...) int64 ids of x_0.
         t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
         n_times: the number of diffusion times, N.
-        vocab_chunk: vocabulary entries whose logits exist at one time; changes no value.
-
-    Returns:
-        (...) float64 nats.
+        vocab_chunk: vocabulary entries in one product; changes no value.
 
     Raises:
         InputError: a time lies outside 1..N, or an id outside 0..V-1.
     """
     for name, ids in (("noisy", noisy), ("clean", clean)):
         _refuse_other_ids(name, ids, weight.shape[0])
+    given, targets = noisy.reshape(-1), clean.reshape(-1)
     step = _Step.at(_times_like(noisy, t).reshape(-1), n_times=n_times, vocab_size=weight.shape[0])
-    head = _ChunkedHead(
+    head = CavityHead(
         rows=hidden.reshape(-1, hidden.shape[-1]),
         weight=weight,
-        noisy=noisy.reshape(-1),
+        noisy=given,
         evidence=step.evidence,
         vocab_chunk=vocab_chunk,
     )
-    normaliser = head.logsumexp()
-    log_mix = head.sum_of_softplus(step.rho.log() - normaliser)
-    targets = clean.reshape(-1)
-    nats = step.nats(
-        head.logits_at(head.noisy) - normaliser,
-        head.logits_at(targets) - normaliser,
-        log_mix=log_mix,
-        is_kept=head.noisy == targets,
-    )
-    return nats.reshape(noisy.shape)
+    normaliser, log_mix = head.sums(step.rho)
+    at_noisy, at_clean = head.logits_at(given), head.logits_at(targets)
+    is_kept = given == targets
+    nats = step.nats(at_noisy - normaliser, at_clean - normaliser, log_mix=log_mix, is_kept=is_kept)
+    # With the evidence put back: its logit weighs e^evidence times as much, and all of them sum to
+    # that much more. Both terms are positive, so nothing cancels.
+    more = at_noisy + step.evidence + torch.log(-torch.expm1(-step.evidence))
+    plain = torch.logaddexp(normaliser, more) - at_clean - step.evidence * is_kept
+    return StepNats(bound=nats.reshape(noisy.shape), plain=plain.reshape(noisy.shape))
 
 
 def continuous_nats(
@@ -198,51 +209,6 @@ class _Step:
         )
         evidence_ratio = torch.log((self.share_t * x_noisy + d) / evidence_clean)
         return evidence_ratio + q_clean * torch.log1p(self.rho) - mixed
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ChunkedHead:
-    """The cavity logits of M positions, made a chunk of the vocabulary at a time."""
-
-    rows: Tensor  # (M, D)
-    weight: Tensor  # (V, D)
-    noisy: Tensor  # (M,)
-    evidence: Tensor  # (M,)
-    vocab_chunk: int
-
-    def logsumexp(self) -> Tensor:
-        """(M,) float64."""
-        parts = [
-            self._chunk(start).logsumexp(-1).double()
-            for start in range(0, self.weight.shape[0], self.vocab_chunk)
-        ]
-        return torch.stack(parts).logsumexp(0)
-
-    def sum_of_softplus(self, offset: Tensor) -> Tensor:
-        """(M,) float64: Σ_k log(1 + exp(logit_k + offset)), for offsets below the overflow."""
-        total = torch.zeros_like(offset)
-        for start in range(0, self.weight.shape[0], self.vocab_chunk):
-            logits = self._chunk(start)
-            logits.add_(offset[:, None].to(logits.dtype)).exp_().log1p_()
-            total += logits.sum(-1, dtype=torch.float64)
-        return total
-
-    def logits_at(self, ids: Tensor) -> Tensor:
-        """(M,) float64 cavity logits of one token per position."""
-        logits = (self.rows.double() * self.weight[ids].double()).sum(-1)
-        return logits - self.evidence * (ids == self.noisy)
-
-    def _chunk(self, start: int) -> Tensor:
-        """(M, chunk) cavity logits, float32 or wider."""
-        wide = torch.promote_types(self.rows.dtype, torch.float32)
-        part = self.weight[start : start + self.vocab_chunk].to(wide)
-        with torch.autocast(self.rows.device.type, enabled=False):
-            logits = self.rows.to(wide) @ part.T
-        local = self.noisy - start
-        is_here = (local >= 0) & (local < part.shape[0])
-        evidence = (self.evidence * is_here).to(wide)
-        column = local.clamp(0, part.shape[0] - 1)
-        return logits.scatter_add_(-1, column[:, None], -evidence[:, None])
 
 
 def _refuse_other_ids(name: str, ids: Tensor, vocab_size: int) -> None:

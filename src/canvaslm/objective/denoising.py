@@ -125,7 +125,7 @@ class Denoising:
                 noisy.ids, noisy.times / n_times, context=clean, guess=None, has_guess=None
             )
             times = noisy.times.repeat_interleave(self.layout.canvas_tokens, dim=1)  # (B, T)
-            nats = chunked_step_nats(
+            cost = chunked_step_nats(
                 hidden,
                 model.head_weight,
                 noisy.ids,
@@ -134,16 +134,9 @@ class Denoising:
                 n_times=n_times,
                 vocab_chunk=self.vocab_chunk,
             )
-            total += nats
+            total += cost.bound
             if on_pass is not None:
-                plain = chunked_cross_entropy(
-                    hidden,
-                    model.head_weight,
-                    windows,
-                    vocab_chunk=self.vocab_chunk,
-                    reduction="none",
-                )
-                on_pass(times, nats, plain)
+                on_pass(times, cost.bound, cost.plain)
         return total
 
     def flops_per_window(self, params: ModelParams) -> float:

@@ -1,0 +1,96 @@
+"""What do the cavity logits of many positions sum to, when no (M, V) tensor may exist?
+
+Positions go through in blocks whose logits stay in the cache of a processor core (or fill a GPU),
+are made once and are worked on in place: a logit is touched while it is near, and freshly mapped
+memory is asked for once a call and not once an operation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LEAST_ROWS = 256  # below that a product is bound by reading the head (measured, V = 50,257)
+_BLOCK_VALUES = {"cpu": 2**19, "cuda": 2**26}  # in float32: 2 MiB, one core's cache; and 256 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class CavityHead:
+    """The head over M positions, with the evidence of each noisy token taken out of its logit.
+
+    Attributes:
+        rows: (M, D) final hidden states.
+        weight: (V, D) the head.
+        noisy: (M,) int64 ids of x_t.
+        evidence: (M,) float64, what the noisy token adds to its own logit.
+        vocab_chunk: columns of one product.
+    """
+
+    rows: Tensor
+    weight: Tensor
+    noisy: Tensor
+    evidence: Tensor
+    vocab_chunk: int
+
+    def sums(self, rho: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sums over the vocabulary that the bound needs, each (M,) float64.
+
+        Args:
+            rho: (M,) float64, the weight of a token in the mixture.
+
+        Returns:
+            The log-sum-exp of the cavity logits, and S = Σ_k log(1 + ρ·x̂_k).
+        """
+        normaliser, log_mix = torch.empty_like(rho), torch.empty_like(rho)
+        with torch.autocast(self.rows.device.type, enabled=False):
+            for block, parts in self._blocks():
+                tops, totals = zip(*map(_exponentiate_, parts), strict=True)
+                shifts = torch.cat(tops, dim=1).double()  # (R, chunks), the same for the totals
+                lse = (shifts + torch.cat(totals, dim=1).double().log()).logsumexp(1)
+                scales = torch.exp(shifts + (rho[block].log() - lse)[:, None])
+                normaliser[block] = lse
+                log_mix[block] = sum(map(_sum_of_log1p_, parts, scales.split(1, dim=1)))
+        return normaliser, log_mix
+
+    def logits_at(self, ids: Tensor) -> Tensor:
+        """(M,) float64 cavity logits of one token for each position."""
+        parts = zip(self.rows.split(_LEAST_ROWS), ids.split(_LEAST_ROWS), strict=True)
+        logits = [(rows.double() * self.weight[own].double()).sum(-1) for rows, own in parts]
+        return torch.cat(logits) - self.evidence * (ids == self.noisy)
+
+    def _blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Blocks of positions with their cavity logits (R, chunk), in memory that is used again."""
+        wide = torch.promote_types(self.rows.dtype, torch.float32)
+        V, device = self.weight.shape[0], self.rows.device
+        most = max(_LEAST_ROWS, _BLOCK_VALUES.get(device.type, _BLOCK_VALUES["cpu"]) // V)
+        columns = [part.to(wide).T for part in self.weight.split(self.vocab_chunk)]
+        room = torch.empty(min(most, len(self.rows)) * V, dtype=wide, device=device)
+        for first in range(0, len(self.rows), most):
+            block = slice(first, min(first + most, len(self.rows)))
+            rows, parts, start = self.rows[block].to(wide), [], 0
+            for part in columns:
+                width = part.shape[1]
+                out = room[len(rows) * start : len(rows) * (start + width)].view(len(rows), width)
+                parts.append(self._take_evidence_(torch.mm(rows, part, out=out), block, start))
+                start += width
+            yield block, parts
+
+    def _take_evidence_(self, logits: Tensor, block: slice, start: int) -> Tensor:
+        """Subtract the evidence from the noisy tokens that stand among these columns."""
+        local = self.noisy[block] - start
+        is_here = (local >= 0) & (local < logits.shape[1])
+        evidence = (self.evidence[block] * is_here).to(logits.dtype)
+        column = local.clamp(0, logits.shape[1] - 1)
+        return logits.scatter_add_(1, column[:, None], -evidence[:, None])
+
+
+def _exponentiate_(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn logits (R, n) into e^(logit - top), in place; return tops and totals, each (R, 1)."""
+    top = logits.amax(1, keepdim=True)
+    return top, logits.sub_(top).exp_().sum(1, keepdim=True)
+
+
+def _sum_of_log1p_(weights: Tensor, scale: Tensor) -> Tensor:
+    """(R,) float64: Σ_k log(1 + scale · weight_k); the weights (R, n) are used up."""
+    return weights.mul_(scale.to(weights.dtype)).log1p_().sum(1).double()
