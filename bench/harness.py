@@ -110,6 +110,17 @@ def peer(module_name: str) -> ModuleType | None:
     return module
 
 
+def noted() -> dict[str, dict[str, str]]:
+    """What :func:`peer` noted in this process, for another one to :func:`note`."""
+    return {"versions": dict(_versions), "reasons": dict(_reasons)}
+
+
+def note(found: Mapping[str, Mapping[str, str]]) -> None:
+    """Take over what a process of this bench has noted of peers."""
+    _versions.update(found["versions"])
+    _reasons.update(found["reasons"])
+
+
 def product_run(
     dtype: torch.dtype, *, device: torch.device = CPU, size: int = _PRODUCT
 ) -> tuple[Callable[[], object], float]:

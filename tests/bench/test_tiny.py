@@ -19,6 +19,7 @@ BENCHES = sorted(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # on two busy cores
 @pytest.mark.parametrize("name", BENCHES)
 def test_the_tiny_form_of_a_bench_writes_what_a_bench_writes(name: str, tmp_path: Path) -> None:
     out = tmp_path / f"{name}.json"
