@@ -1,92 +1,166 @@
-"""How many tokens a second does a step train, and how near is that to the machine's peak?
+"""How many tokens a second does a step train, how near is that to the machine's peak, and to peers?
 
-One step of each objective at the shape of ``params.yaml``, on random tokens, in turn with a large
-matrix product. The share of peak counts the arithmetic of the passes (both streams and the first
-pass of self-conditioning) and nothing else. Prints a table on stdout and writes JSON.
+Whole optimiser steps of the autoregressive twin, of the denoiser of one stream and of two, at the
+shapes of `laptop`, `cpu_small`, the latter with windows of 512 (w256), and 12 layers of width 512
+(w512), in turn with a large matrix product of the same type. The share of peak counts the
+arithmetic of the passes, both streams and the first pass of self-conditioning included, and nothing
+else. Peers are transformers' Llama and a GPT of nanochat's shape under the same loop; a pass over
+2T tokens under a mask is what two streams save. Then what two threads give, what memory a step
+takes against the estimate made before it, and what is not arithmetic.
 """
 
 import argparse
-import sys
+import os
+import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict
 
-import numpy as np
-import torch
+from canvaslm.device import Precision
+from canvaslm.measure import interleaved_seconds, seconds
+from canvaslm.training.memory import estimate_memory
+from harness import CPU, begin, finish, fresh_peak_bytes, parser, track
+from step_overheads import measure_overheads
+from step_rates import DTYPES, Found, Group, time_group
+from step_work import KINDS, Kind, build_step, plan_of, seconds_in_fresh_process
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+_FLOAT32: Precision = "float32"
+_BFLOAT16: Precision = "bfloat16"
+_COMPILED = ("eager", "compiled")
+_PLAIN: tuple[Kind, ...] = ("autoregressive", "one_stream", "two_streams")
+_DENSE: tuple[Kind, ...] = ("autoregressive", "one_stream")
 
-from canvaslm.device import describe_machine
-from canvaslm.diffusion.schedule import DiffusionParams
-from canvaslm.layout import Layout
-from canvaslm.measure import interleaved_seconds
-from canvaslm.model.shape import ModelParams
-from canvaslm.objective.denoising import Denoising
-from canvaslm.objective.next_token import NextToken
-from canvaslm.params import load_section
-from canvaslm.randomness import stream
-from canvaslm.reporting.files import write_json
-from canvaslm.training.learner import Learner, Objective
-from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
 
-CPU = torch.device("cpu")
-PRODUCT = 2048  # rows and columns of the product that stands for the peak
+_GROUPS = (
+    Group(shape="laptop", precision=_FLOAT32, kinds=_PLAIN),
+    Group(shape="cpu_small", precision=_FLOAT32, kinds=_PLAIN),
+    Group(shape="w256", precision=_FLOAT32, kinds=KINDS, has_peers=True),
+    Group(shape="w256", precision=_BFLOAT16, kinds=_DENSE, has_peers=True),
+    Group(shape="w512", precision=_FLOAT32, kinds=_DENSE),
+    Group(shape="w512", precision=_BFLOAT16, kinds=_DENSE),
+)
+_TWO_THREADS = (
+    Group(shape="w256", precision=_FLOAT32, kinds=_DENSE, threads=(1, 2)),
+    Group(shape="w256", precision=_BFLOAT16, kinds=_DENSE, threads=(1, 2)),
+)
+_TINY = (Group(shape="tiny", precision=_FLOAT32, kinds=KINDS, has_peers=True),)
+_MEMORY: tuple[tuple[str, Kind, Precision], ...] = (
+    ("laptop", "two_streams", _FLOAT32),
+    ("w256", "autoregressive", _FLOAT32),
+    ("w256", "one_stream", _BFLOAT16),
+)
 
 
 def main() -> None:
-    """Time both objectives and the product, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("reports/bench/step.json"))
-    options = parser.parse_args()
-    left = torch.randn(PRODUCT, PRODUCT)
-    runs: dict[str, Callable[[], object]] = {"product": lambda: left @ left}
-    flops = {"product": 2.0 * PRODUCT**3}
-    tokens = {}
-    kinds: tuple[ObjectiveKind, ...] = ("autoregressive", "diffusion")
-    for kind in kinds:
-        plan = _recipe(options.params, kind)
-        objective = _objective(plan)
-        n_windows = plan.pretrain.windows_per_step
-        runs[kind] = _step(Learner(plan, objective, CPU), plan)
-        flops[kind] = objective.flops_per_window(plan.model) * n_windows
-        tokens[kind] = plan.layout.window_tokens * n_windows
-    print(f"one step at the shape of {options.params}, against a product of {PRODUCT} squared")
-    timings = interleaved_seconds(runs, device=CPU, rounds=options.rounds, warmup_rounds=1)
-    peak = flops["product"] / timings["product"].median_s
-    rows = {}
-    for kind, n_tokens in tokens.items():
-        median_s = timings[kind].median_s
-        share = flops[kind] / median_s / peak
-        rows[kind] = {"share_of_peak": share, "tokens_per_s": n_tokens / median_s}
-        print(f"{kind:15} {n_tokens / median_s:9.0f} tokens/s  {share:6.1%} of the product's rate")
-    write_json(options.out, {"machine": describe_machine(CPU), "rows": rows})
+    """Measure group by group, print and write."""
+    options = parser(__doc__, "step")
+    options.add_argument("--compile", action="store_true", help="torch.compile too: minutes")
+    options.add_argument("--only", help="the shape of the only groups that are timed")
+    chosen = options.parse_args()
+    begin(chosen)
+    found, groups = Found(), _groups_of(chosen)
+    for group in track(groups, total=len(groups), label="groups of steps"):
+        time_group(group, found, rounds=chosen.rounds, threads=chosen.threads)
+    if chosen.only is None:
+        _measure_overheads(chosen, found)
+        if not chosen.tiny:  # each takes processes that import torch
+            _measure_memory(found)
+            _compare_allocators(chosen, found)
+        _compare_compiled(chosen, found)
+    finish(chosen, rows=found.rows, ratios=found.ratios, not_measured=found.not_measured)
 
 
-def _recipe(params: Path, kind: ObjectiveKind) -> Recipe:
-    return recipe(
-        kind,
-        layout=load_section(params, "layout", Layout),
-        model=load_section(params, "model", ModelParams),
-        diffusion=load_section(params, "diffusion", DiffusionParams),
-        pretrain=load_section(params, "pretrain", PretrainParams),
+def _groups_of(options: argparse.Namespace) -> list[Group]:
+    if options.tiny:
+        return list(_TINY)
+    groups = _GROUPS
+    if options.threads == 1 and len(os.sched_getaffinity(0)) > 1:
+        groups += _TWO_THREADS
+    return [group for group in groups if options.only in (None, group.shape)]
+
+
+def _measure_memory(found: Found) -> None:
+    """Peak bytes of three steps in fresh processes over what was estimated before them."""
+    for shape, kind, precision in _MEMORY:
+        plan = plan_of(shape, kind, precision=precision)
+        estimate = estimate_memory(plan, sliced_attention=True).total
+        arguments = {"shape": shape, "kind": kind, "precision": precision}
+        peak = fresh_peak_bytes("step_work:memory_work", arguments)
+        name = f"step/{shape}/{precision}/{kind}_peak_memory_over_estimate"
+        found.ratios[name] = None if peak is None else peak / estimate
+        if peak is None:
+            found.not_measured[name] = "this machine does not tell a process's peak"
+        found.rows.append(
+            {
+                "shape": shape,
+                "precision": precision,
+                "step": kind,
+                "peak_bytes": peak,
+                "estimated_bytes": estimate,
+            }
+        )
+
+
+def _measure_overheads(options: argparse.Namespace, found: Found) -> None:
+    """What is not arithmetic, as shares of a step of two streams."""
+    for shape in ("tiny",) if options.tiny else ("laptop", "w512"):
+        step = build_step(plan_of(shape, "two_streams", precision=_FLOAT32))
+        step.run()
+        step_s = seconds(step.run, device=CPU)
+        spent = measure_overheads(step, saves=3 if shape == "w512" else 9)
+        found.rows.append({"shape": shape, "step_s": step_s, **asdict(spent)})
+        place = f"step/{shape}/float32/threads{options.threads}"
+        found.ratios |= {
+            f"{place}/data_and_draws_share": (spent.data_s + spent.draws_s) / step_s,
+            f"{place}/draws_share": spent.draws_s / step_s,
+            f"{place}/logging_share": spent.logging_s / step_s,
+            f"{place}/checkpoint_stall_over_write": spent.save_s / spent.write_s,
+            f"{place}/checkpoints_share": spent.save_s / step_s / step.plan.pretrain.save_every,
+        }
+
+
+def _compare_allocators(options: argparse.Namespace, found: Found) -> None:
+    """A step where freed memory stays in the process over one where the kernel gets it back."""
+    shape, taken = "laptop", {}
+    for keeps in (True, False):
+        taken[keeps] = seconds_in_fresh_process(shape, keeps_memory=keeps, steps=5)
+        found.rows.append({"shape": shape, "keeps_freed_memory": keeps, "step_s": taken[keeps]})
+    found.ratios[f"step/{shape}/float32/threads{options.threads}/kept_memory_over_returned"] = (
+        taken[True] / taken[False]
     )
 
 
-def _objective(plan: Recipe) -> Objective:
-    chunk = plan.pretrain.vocab_chunk
-    if plan.diffusion is None:
-        return NextToken(layout=plan.layout, eot_id=0, vocab_chunk=chunk)
-    return Denoising(
-        layout=plan.layout, diffusion=plan.diffusion, seed=plan.pretrain.seed, vocab_chunk=chunk
-    )
-
-
-def _step(learner: Learner, plan: Recipe) -> Callable[[], object]:
-    """One optimiser step on the same random windows each time."""
-    shape = (plan.pretrain.windows_per_step, plan.layout.window_tokens)
-    windows = stream(1, "bench").integers(plan.layout.vocab_size, size=shape)
-    return lambda: learner.take_step(plan.pretrain.warmup_steps, windows, np.arange(shape[0]))
+def _compare_compiled(options: argparse.Namespace, found: Found) -> None:
+    """torch.compile of the passes: what it costs, and after how many steps that has come back."""
+    if not options.compile:
+        found.not_measured["compile"] = "takes minutes; python bench/step.py --compile"
+        return
+    shape = "tiny" if options.tiny else "w256"
+    for precision in (_FLOAT32,) if options.tiny else DTYPES:
+        runs: dict[str, Callable[[], object]] = {}
+        first_s = 0.0
+        for compiled in (False, True):
+            step = build_step(
+                plan_of(shape, "autoregressive", precision=precision, compile=compiled)
+            )
+            started = time.perf_counter()
+            step.run()
+            first_s = time.perf_counter() - started
+            runs[_COMPILED[compiled]] = step.run
+        timings = interleaved_seconds(runs, device=CPU, rounds=options.rounds, warmup_rounds=1)
+        eager_s, compiled_s = (timings[name].median_s for name in _COMPILED)
+        name = f"{shape}/{precision}/threads{options.threads}/autoregressive_compiled_over_eager"
+        found.ratios[f"step/{name}"] = compiled_s / eager_s
+        gained_s = eager_s - compiled_s
+        found.rows.append(
+            {
+                "shape": shape,
+                "precision": precision,
+                "eager_s": eager_s,
+                "compiled_s": compiled_s,
+                "compile_s": first_s - compiled_s,
+                "worth_it_after_steps": first_s / gained_s if gained_s > 0 else None,
+            }
+        )
 
 
 if __name__ == "__main__":
