@@ -308,12 +308,12 @@ def _write_files(
 ) -> None:
     """Write the two tensor files, then what vouches for them.
 
-    A file is hashed in a thread while it goes to the disk, so that a trainer waits for the longer
-    of the two and not for both.
+    A file is hashed in a thread while the next one is written and while it goes to the disk, so
+    that a trainer waits for the longer of the two and not for both. The larger one comes first.
     """
     hashes = {}
     with ThreadPoolExecutor(len(tensors)) as pool:
-        for name, content in tensors.items():
+        for name, content in sorted(tensors.items(), key=lambda item: item[0] != _OPTIMIZER):
             try:
                 # No metadata: safetensors writes more than one key of it in random order.
                 save_file({key: content[key].contiguous() for key in sorted(content)}, aside / name)
