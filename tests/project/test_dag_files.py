@@ -38,7 +38,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "audit_run": {"device": "cpu", "n_windows": 2, "max_held_out_windows": 2},
     "eval_loss_parity": {"device": "cpu", "n_times": 4, "max_windows": 2, "batch_windows": 2},
     "eval_speedup": {"device": "cpu", "n_prompts": 2, "batch_rows": 2, "prompt_tokens": 8,
-                     "new_tokens": 8, "short_new_tokens": 4, "rounds": 1, "warmup_rounds": 0},
+                     "new_tokens": 8, "short_new_tokens": 4, "rounds": 1, "warmup_rounds": 1},
 }  # fmt: skip
 # Opened, and neither dep nor out.
 NOT_DECLARED = {

@@ -365,7 +365,7 @@ def test_a_rate_is_read_off_an_update_of_the_finished_state(open_run):
     for step in (0, 2, 9):
         seen = next(drill(subject, steps=[step], passes=2, from_checkpoint=True))
         due = learning_rate(step, subject.recipe.pretrain)
-        assert applied_rate(seen, subject.recipe.pretrain) == pytest.approx(due, rel=1e-3)
+        assert applied_rate(seen, subject.recipe.pretrain).value == pytest.approx(due, rel=1e-3)
         assert all(moments.n_updates == 12 for moments in seen.moments_before.values())
 
 

@@ -42,7 +42,7 @@ SPEEDUP = {
     "new_tokens": 8,
     "short_new_tokens": 4,
     "rounds": 2,
-    "warmup_rounds": 0,
+    "warmup_rounds": 1,
 }
 
 

@@ -185,7 +185,10 @@ def count_rows(
 def time_rows(
     rows: dict[str, SpeedupRow], decoders: dict[str, Decoder], task: Task, params: EvalSpeedupParams
 ) -> dict[str, SpeedupRow]:
-    """Add seconds from interleaved rounds; every round makes the samples that were counted."""
+    """Add seconds from interleaved rounds; every round makes the samples that were counted.
+
+    What was counted ran every decoder once at these very shapes, which is the first warm-up round.
+    """
 
     def work(decoder: Decoder) -> Callable[[], object]:
         return lambda: task.run(decoder)
@@ -194,7 +197,7 @@ def time_rows(
         {name: work(decoder) for name, decoder in decoders.items()},
         device=next(iter(decoders.values())).model.head_weight.device,
         rounds=params.rounds,
-        warmup_rounds=params.warmup_rounds,
+        warmup_rounds=params.warmup_rounds - 1,
     )
     return {name: dataclasses.replace(row, timing=timings[name]) for name, row in rows.items()}
 

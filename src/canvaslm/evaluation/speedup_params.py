@@ -22,7 +22,9 @@ class EvalSpeedupParams(Params):
         ge=2, description="tokens asked for in a second, short comparison"
     )
     rounds: int = Field(ge=1, description="timed rounds; each runs every decoder once")
-    warmup_rounds: int = Field(ge=0, description="rounds before them that are not timed")
+    warmup_rounds: int = Field(
+        ge=1, description="rounds before them that are not timed; forwards are counted in the first"
+    )
     entropy_bound: float = Field(ge=0, description="joint entropy accepted in a step, nats")
     stop_entropy: float = Field(ge=0, description="adaptive row: mean entropy that stops, nats")
     stop_patience: int = Field(ge=0, description="adaptive row: extra repeats before it stops")

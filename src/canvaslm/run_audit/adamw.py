@@ -23,37 +23,39 @@ _FLOAT = torch.finfo(torch.float32)
 _ROUNDED = 4  # operations that each may round an operand by half a unit in its last place, twice
 
 
-def applied_rate(seen: StepSeen, params: PretrainParams) -> float:
-    """The learning rate that explains a step best, by least squares over all parameters.
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The learning rate that explains a step best.
+
+    Attributes:
+        value: the rate, by least squares over all parameters; 0 of a step without a length.
+        slack: by how much rounding may have moved it, in the worst case.
+    """
+
+    value: float
+    slack: float
+
+
+def applied_rate(seen: StepSeen, params: PretrainParams) -> Rate:
+    """Read the learning rate off a step.
 
     Args:
         seen: the step.
         params: betas, eps and decay.
     """
-    along = length = 0.0
-    for name, weight in seen.before.items():
-        if name not in seen.moments_after or seen.gradients[name] is None:
-            continue
-        direction = (
-            _ratio(seen, name, params).value + due_decay(name, weight, params) * weight.double()
-        )
-        along -= float((_moved(seen, name) * direction).sum())
-        length += float((direction * direction).sum())
-    return along / length if length > 0 else 0.0
-
-
-def rate_slack(seen: StepSeen, params: PretrainParams) -> float:
-    """By how much rounding may move the rate that is read off a step, in the worst case."""
-    along = length = 0.0
+    along = doubt = length = 0.0
     for name, weight in seen.before.items():
         if name not in seen.moments_after or seen.gradients[name] is None:
             continue
         ratio = _ratio(seen, name, params)
         direction = ratio.value + due_decay(name, weight, params) * weight.double()
         rounding = _rounding(weight) + params.learning_rate * ratio.slack
-        along += float((rounding * direction.abs()).sum())
+        along -= float((_moved(seen, name) * direction).sum())
+        doubt += float((rounding * direction.abs()).sum())
         length += float((direction * direction).sum())
-    return along / length if length > 0 else 0.0
+    if not length > 0:
+        return Rate(value=0.0, slack=0.0)
+    return Rate(value=along / length, slack=doubt / length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,7 @@ class Decay:
     slack: float
 
 
-def applied_decay(
-    seen: StepSeen, name: str, rate: float, params: PretrainParams, *, slack: float
-) -> Decay:
+def applied_decay(seen: StepSeen, name: str, rate: Rate, params: PretrainParams) -> Decay:
     """Read the decay of one parameter off a step.
 
     Args:
@@ -79,17 +79,16 @@ def applied_decay(
         name: the parameter.
         rate: the learning rate of the step, above 0.
         params: betas and eps.
-        slack: by how much the rate may be off.
     """
     weight = seen.before[name].double()
     length = float((weight * weight).sum())
     if length == 0:
         return Decay(value=0.0, slack=math.inf)
     ratio, moved = _ratio(seen, name, params), _moved(seen, name)
-    left = moved / -rate - ratio.value
-    rounding = _rounding(seen.before[name]) / rate + ratio.slack
+    left = moved / -rate.value - ratio.value
+    rounding = _rounding(seen.before[name]) / rate.value + ratio.slack
     doubt = float((rounding * weight.abs()).sum())
-    doubt += slack / rate**2 * abs(float((moved * weight).sum()))
+    doubt += rate.slack / rate.value**2 * abs(float((moved * weight).sum()))
     return Decay(value=float((left * weight).sum()) / length, slack=doubt / length)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from canvaslm.run_audit.adamw import applied_rate, rate_slack
+from canvaslm.run_audit.adamw import Rate, applied_rate
 from canvaslm.run_audit.drill import StepSeen
 from canvaslm.training.plan import PretrainParams
 from canvaslm.training.run_state import StepRecord
@@ -47,10 +47,12 @@ class Drilled:
 
 def digest(seen: StepSeen, params: PretrainParams) -> Digest:
     """Reduce one step to numbers."""
+    refused = Rate(value=math.nan, slack=0.0)
+    rate = refused if seen.record.cause else applied_rate(seen, params)
     return Digest(
         record=seen.record,
-        rate=math.nan if seen.record.cause else applied_rate(seen, params),
-        slack=0.0 if seen.record.cause else rate_slack(seen, params),
+        rate=rate.value,
+        slack=rate.slack,
         norms={
             name: None if gradient is None else float(gradient.double().norm())
             for name, gradient in seen.gradients.items()

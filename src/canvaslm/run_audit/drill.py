@@ -21,7 +21,7 @@ from canvaslm.run_audit.subject import Subject
 from canvaslm.training.learner import Learner, Objective
 from canvaslm.training.run_state import StepRecord
 
-_MOST_TOKENS = 2048  # of a drilled step, so that a large shape stays within minutes on a CPU
+_MOST_TOKENS = 1024  # of a drilled step, so that a large shape stays within minutes on a CPU
 _N_STEPS = 3
 _MOST_SEARCHED = 10_000  # window numbers among which one with a guess is looked for
 _NO_CLIPPING = 1e30  # a norm that no finite gradient reaches
@@ -90,6 +90,7 @@ def drill(
         "precision": "float32",
         "compile": False,
         "gradient_checkpointing": False,
+        "trace_steps": 0,  # samples for a fault that nobody will ask for here
     }
     pretrain = subject.recipe.pretrain.model_copy(update=knobs)
     recipe = dataclasses.replace(subject.recipe, pretrain=pretrain)

@@ -1,7 +1,8 @@
 """How does the audit train a little, as the run did and without touching it?
 
 With a learner of the run's shape at its start, on windows of the run. It is not compiled, which
-would take longer than its few steps, and it reads no more than ``n_windows`` windows in a step.
+would take longer than its few steps, keeps no samples for a trace, and reads no more than
+``n_windows`` windows in a step.
 """
 
 import dataclasses
@@ -89,7 +90,8 @@ def learn_one_window(subject: Subject) -> Learned:
 
 def _rehearsed(subject: Subject) -> PretrainParams:
     knobs = subject.recipe.pretrain
-    changes = {"steps": max(knobs.steps, _LONGEST), "compile": False, "loader_workers": 0}
+    steps = max(knobs.steps, _LONGEST)
+    changes = {"steps": steps, "compile": False, "loader_workers": 0, "trace_steps": 0}
     return knobs.model_copy(update=changes)
 
 

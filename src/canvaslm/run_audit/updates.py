@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import cached_property
 
 from canvaslm.run_audit.adamw import (
+    Rate,
     applied_decay,
     applied_rate,
     due_decay,
     norm,
-    rate_slack,
     unexplained,
     unexplained_moments,
 )
@@ -97,7 +97,7 @@ class _Drills:
 def check_updates(subject: Subject) -> list[Check]:
     """Drill a few steps at the run's own shape, and look at what its whole training came to.
 
-    The drills run in float32 on the CPU, on at most 2,048 tokens a step, or two windows.
+    The drills run in float32 on the CPU, on at most 1,024 tokens a step, or two windows.
     """
     drills = _Drills(subject)
     makes: dict[str, Callable[[str], Check]] = {
@@ -145,12 +145,13 @@ def _check_clipping(subject: Subject, drills: _Drills, name: str) -> Check:
 def _check_adamw(subject: Subject, seen: StepSeen, name: str) -> Check:
     """The update from the finished state, against the definition; and its size, for the reader."""
     params = subject.recipe.pretrain
-    rate = applied_rate(seen, params)
+    applied = applied_rate(seen, params)
+    rate = applied.value
     if not rate > 0:
         return _without_rate(name)
     off = {key: unexplained(seen, key, rate, params) for key in seen.before}
     worst = max(off, key=off.__getitem__)
-    decays, n_told = _wrong_decays(seen, rate, params)
+    decays, n_told = _wrong_decays(seen, applied, params)
     told = (
         f"off by up to {off[worst]:.2g} of the rate beyond what float32 rounds ({worst}); the "
         f"decay can be told of {n_told} of {len(seen.before)} parameters; {_ratios(seen)}"
@@ -180,15 +181,15 @@ def _without_rate(name: str) -> Check:
     )
 
 
-def _wrong_decays(seen: StepSeen, rate: float, params: PretrainParams) -> tuple[list[str], int]:
+def _wrong_decays(seen: StepSeen, rate: Rate, params: PretrainParams) -> tuple[list[str], int]:
     """Parameters whose update along themselves is not that of their decay, and how many tell it.
 
     Where rounding could feign a large part of the decay, or hide it, nothing is said.
     """
-    wrong, n_told, slack = [], 0, rate_slack(seen, params)
+    wrong, n_told = [], 0
     gap = _DECAY_GAP * (params.weight_decay or _SOME_DECAY)
     for name, weight in seen.before.items():
-        found = applied_decay(seen, name, rate, params, slack=slack)
+        found = applied_decay(seen, name, rate, params)
         if not found.slack <= gap:
             continue
         n_told += 1
