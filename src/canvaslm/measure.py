@@ -191,6 +191,7 @@ def stream_flops(
     mean_keys: float,
     scored_tokens: float,
     vocab_size: int,
+    for_context: bool = False,
 ) -> float:
     """Count the floating-point operations of one forward of one stream of tokens.
 
@@ -208,12 +209,16 @@ def stream_flops(
             ``L·(C+1)/2`` for a noisy stream whose canvases also see the clean ones before them.
         scored_tokens: tokens that pass the head.
         vocab_size: V.
+        for_context: whether the last block makes its keys and values and nothing else.
     """
     query = model.n_heads * model.head_width
     key = model.n_kv_heads * model.head_width
     matrices = model.width * (2 * query + 2 * key + 3 * model.ffn_width)
     attention = 4.0 * mean_keys * query
-    blocks = model.n_layers * tokens * (2.0 * matrices + attention)
+    whole = model.n_layers - 1 if for_context else model.n_layers
+    blocks = whole * tokens * (2.0 * matrices + attention)
+    if for_context:
+        blocks += tokens * 2.0 * model.width * 2 * key
     return blocks + 2.0 * model.width * vocab_size * scored_tokens
 
 

@@ -67,6 +67,9 @@ class Scripted:
     def encode(self, ids: Tensor) -> Any:
         return SimpleNamespace(ids=ids, hidden=self.table[ids])
 
+    def encode_context(self, ids: Tensor) -> Any:
+        return SimpleNamespace(ids=ids)
+
     def denoise(self, noisy: Tensor, times: Tensor, *, context: Any, **_: None) -> Tensor:
         """Exact posterior logits for canvases of one token of a Markov source."""
         start = torch.full_like(noisy[:, :1], VOCAB)

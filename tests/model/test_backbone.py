@@ -11,6 +11,7 @@ from canvaslm.layout import Layout
 from canvaslm.model import backbone
 from canvaslm.model.attention import masked_attention
 from canvaslm.model.backbone import Backbone, initialise
+from canvaslm.model.kv_cache import KVCache
 from canvaslm.model.shape import ModelParams
 from oracles import block_causal_mask, plain_forward, two_stream_forward
 from oracles import causal_mask as causal
@@ -335,3 +336,32 @@ def test_canvas_behind_a_clean_prefix_is_the_same_in_one_stream_and_in_two(
         ids[:, own], prefix_times[:, b] = batch.noisy[:, own], 0.5
         one = model.denoise_one_stream(ids, prefix_times, guess=None, has_guess=None)
         assert (one[:, own] - two[:, own]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_a_context_is_an_encoding_without_what_nobody_reads(build_model, batch, n_layers) -> None:
+    model = build_model(n_layers=n_layers)
+    found = []
+    for context in (model.encode(batch.clean), model.encode_context(batch.clean)):
+        hidden = model.denoise(
+            batch.noisy, batch.times, context=context, guess=None, has_guess=None
+        )
+        model.zero_grad()
+        hidden.square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append((hidden, *context.keys, *context.values, *gradients))
+    whole, less = found
+    assert len(whole) == len(less)
+    assert all(torch.equal(x, y) for x, y in zip(whole, less, strict=True))
+
+
+def test_a_context_fills_a_cache_as_an_encoding_does(build_model, batch) -> None:
+    model = build_model()
+    caches = [KVCache.for_model(model, len(batch.clean), batch.clean.shape[1]) for _ in range(2)]
+    for part in batch.clean.split(8, dim=1):
+        model.encode(part, cache=caches[0])
+        model.encode_context(part, cache=caches[1])
+    assert caches[0].length == caches[1].length == batch.clean.shape[1]
+    for layer in range(model.params.n_layers):
+        pairs = zip(*(cache.keys_values(layer) for cache in caches), strict=True)
+        assert all(torch.equal(whole, less) for whole, less in pairs)

@@ -98,11 +98,11 @@ def explain(recipe, windows, plant=lambda learner: None, wrap=lambda objective: 
 
 def spoil_weight(learner):
     with torch.no_grad():
-        learner.model.blocks[1].attention.query.weight[0, 0] = math.nan
+        learner.model.blocks[0].attention.query.weight[0, 0] = math.nan
 
 
 def spoil_activation(learner):
-    learner.model.blocks[1].feed_forward.gate.register_forward_hook(
+    learner.model.blocks[0].feed_forward.gate.register_forward_hook(
         lambda module, inputs, output: output * math.inf
     )
 
@@ -122,26 +122,26 @@ def spoil_gradient_of_parameter(learner):
 def overflow(learner):
     """1e21 · 1e21 between two layers of finite output: out of range in bfloat16 and in float32."""
     with torch.no_grad():
-        learner.model.blocks[1].feed_forward.gate.weight.mul_(1e21)
-        learner.model.blocks[1].feed_forward.up.weight.mul_(1e21)
+        learner.model.blocks[0].feed_forward.gate.weight.mul_(1e21)
+        learner.model.blocks[0].feed_forward.up.weight.mul_(1e21)
 
 
 PLANTED = {
     "weight": (
         spoil_weight,
-        "before the step, parameter blocks.1.attention.query.weight was not finite (1 of 256 ",
-        "the first to show it is the output of blocks.1.attention.query in the clean stream, "
+        "before the step, parameter blocks.0.attention.query.weight was not finite (1 of 256 ",
+        "the first to show it is the output of blocks.0.attention.query in the clean stream, "
         "micro-batch 0 (windows 12, 13)",
     ),
     "activation": (
         spoil_activation,
-        "the output of blocks.1.feed_forward.gate in the clean stream, micro-batch 0 ",
+        "the output of blocks.0.feed_forward.gate in the clean stream, micro-batch 0 ",
         "its input was finite, absolute maximum ",
     ),
     "overflow": (
         overflow,
-        "the input of blocks.1.feed_forward.down in the clean stream, micro-batch 0 ",
-        "it was computed there, as the output of blocks.1.feed_forward.up in the clean stream was "
+        "the input of blocks.0.feed_forward.down in the clean stream, micro-batch 0 ",
+        "it was computed there, as the output of blocks.0.feed_forward.up in the clean stream was "
         "finite (absolute maximum ",
     ),
     "gradient of a parameter": (
@@ -177,7 +177,7 @@ def test_a_gradient_is_named_by_the_first_module_on_the_way_back(
 
 def test_an_overflow_is_found_in_bfloat16_too(tiny_recipe, windows):
     trace = explain(tiny_recipe(precision="bfloat16"), windows, overflow)
-    assert trace.first_place.startswith("the input of blocks.1.feed_forward.down in the clean ")
+    assert trace.first_place.startswith("the input of blocks.0.feed_forward.down in the clean ")
 
 
 def test_a_moment_that_is_not_finite_is_found_behind_the_weight_that_it_spoilt(
@@ -387,7 +387,7 @@ def test_a_sample_is_of_what_the_step_really_had(tiny_recipe, windows):
 def test_without_a_ring_the_bad_step_is_explained_and_the_reason_is_given(tiny_recipe, windows):
     trace = explain(tiny_recipe(trace_steps=0), windows, spoil_weight)
     assert (trace.kept_steps, trace.not_measured) == ([], "pretrain.trace_steps is 0")
-    assert "blocks.1.attention.query.weight" in trace.first_place
+    assert "blocks.0.attention.query.weight" in trace.first_place
 
 
 def test_a_compiled_run_is_explained_with_the_plain_passes(tiny_recipe, windows, monkeypatch):
@@ -413,7 +413,7 @@ def test_a_compiled_run_is_explained_with_the_plain_passes(tiny_recipe, windows,
     assert len(calls) == n_calls
     assert {name: vars(learner.model).get(name) for name in methods} == methods
     assert "compile" in trace.not_measured
-    assert "blocks.1.attention.query.weight" in trace.first_place
+    assert "blocks.0.attention.query.weight" in trace.first_place
     learner.take_step(4, windows[:4], np.arange(16, 20))
     assert len(calls) > n_calls
 
@@ -459,7 +459,7 @@ def test_a_trace_is_written_whole_strict_and_with_the_same_bytes(tiny_recipe, wi
         ("2", "sampled"),
         ("3", "all"),
     }
-    first = next(row for row in rows if row["module"] == "blocks.1.attention.query.weight")
+    first = next(row for row in rows if row["module"] == "blocks.0.attention.query.weight")
     assert (first["nonfinite_share"], first["n_values"]) == (str(1 / 256), "256")
     assert not any(word in files[0]["tensors.csv"].lower() for word in (b"nan", b"inf"))
     trace.write(tmp_path / "first", run="r")  # over an older one
@@ -507,7 +507,7 @@ def test_the_drawing_has_a_line_for_each_pass_and_marks_the_bad_values(
         "step 2, good: a sample of its values was kept",
         "step 3, bad: a dot where values are not finite, at the bottom where none is",
     ]
-    assert texts.count("blocks.1") == 2 * 3  # two panels, three passes
+    assert texts.count("blocks.0") == 2 * 3  # two panels, three passes
     assert "prefers-color-scheme: dark" in svg
 
 

@@ -6,7 +6,7 @@ canvases against them. The autoregressive twin is ``encode`` and nothing else.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.attention import block_causal_attention, canvas_attention, causal_attention
-from canvaslm.model.kv_cache import CleanContext, Encoded, KVCache
+from canvaslm.model.kv_cache import CleanContext, Context, Encoded, KVCache
 from canvaslm.model.layers import Block, RMSNorm, Rotation, TimeEmbedding, wide
 from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.model.shape import ModelParams
@@ -26,6 +26,7 @@ from canvaslm.randomness import stream
 _INIT_STD = 0.02  # Radford et al. 2019 (GPT-2)
 
 _AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+_Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Backbone(nn.Module):
@@ -71,18 +72,27 @@ class Backbone(nn.Module):
             InputError: ``clean_mask`` is ``block`` and the tokens, or the prefix, are not whole
                 canvases.
         """
-        start = 0 if cache is None else cache.length
-        self._refuse_part_of_a_canvas(start, ids.shape[1])
+        start, keep = self._open(cache, ids.shape[1])
         if cache is None:
-            return self._encode(ids, 0, lambda layer, q, k, v: self._attend_clean(q, k, v))
+            return self._encode(ids, start, keep)
         with torch.no_grad():
-            encoded = self._encode(
-                ids,
-                start,
-                lambda layer, q, k, v: self._attend_clean(q, *cache.append(layer, k, v)),
-            )
+            encoded = self._encode(ids, start, keep)
         cache.advance(ids.shape[1])
         return encoded
+
+    def encode_context(self, ids: Tensor, *, cache: KVCache | None = None) -> Context:
+        """Read clean tokens for their keys and values alone; :meth:`encode` without ``hidden``.
+
+        What the last block makes beyond its keys and values is not computed: noisy canvases never
+        read it. Arguments and refusals are those of :meth:`encode`.
+        """
+        start, keep = self._open(cache, ids.shape[1])
+        if cache is None:
+            return self._encode_context(ids, start, keep)
+        with torch.no_grad():
+            context = self._encode_context(ids, start, keep)
+        cache.advance(ids.shape[1])
+        return context
 
     def denoise(
         self,
@@ -157,12 +167,33 @@ class Backbone(nn.Module):
             largest = raised
         return (mixed / total).to(hidden.dtype)
 
-    def _encode(self, ids: Tensor, start: int, attend: _AttendLayer) -> Encoded:
-        x = self.embedding(ids)
-        if self.time_embedding is not None:
-            x = x + self.time_embedding(x.new_zeros(1, 1))
-        x, keys, values = self._run(x, start, attend)
+    def _open(self, cache: KVCache | None, n_tokens: int) -> tuple[int, _Keep]:
+        """Where clean tokens begin, and what becomes of their keys and values in a layer."""
+        start = 0 if cache is None else cache.length
+        self._refuse_part_of_a_canvas(start, n_tokens)
+        return start, _as_they_are if cache is None else cache.append
+
+    def _encode(self, ids: Tensor, start: int, keep: _Keep) -> Encoded:
+        attend = functools.partial(self._attend_kept, keep)
+        x, keys, values = self._run(self._embed(ids), start, attend, self.blocks)
         return Encoded(hidden=self.final_norm(x), keys=keys, values=values)
+
+    def _encode_context(self, ids: Tensor, start: int, keep: _Keep) -> Context:
+        attend = functools.partial(self._attend_kept, keep)
+        last = len(self.blocks) - 1
+        x, keys, values = self._run(self._embed(ids), start, attend, self.blocks[:last])
+        block = self.blocks[last]
+        assert isinstance(block, Block)
+        k, v = block.keys_values(x, self._rotation(start, x))
+        keep(last, k, v)
+        return Context(keys=(*keys, k), values=(*values, v))
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Clean tokens (B, S) as (B, S, D), at time 0."""
+        x = self.embedding(ids)
+        if self.time_embedding is None:
+            return x
+        return x + self.time_embedding(x.new_zeros(1, 1))
 
     def _denoise(
         self,
@@ -184,24 +215,18 @@ class Backbone(nn.Module):
             addition = self.self_conditioning(guess, has_guess)
         if addition is not None and self.params.self_conditioning == "input":
             x = x + addition
-        hidden = self.final_norm(self._run(x, start, attend)[0])
+        hidden = self.final_norm(self._run(x, start, attend, self.blocks)[0])
         if addition is not None and self.params.self_conditioning == "output":
             hidden = hidden + addition
         return hidden
 
     def _run(
-        self, x: Tensor, start: int, attend: _AttendLayer
+        self, x: Tensor, start: int, attend: _AttendLayer, blocks: Iterable[nn.Module]
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Send x (B, S, D) through the blocks; return it with the keys and values of each."""
-        rotation = Rotation(
-            start,
-            x.shape[1],
-            self.params,
-            dtype=wide(self.embedding.weight.dtype),
-            device=x.device,
-        )
+        """Send x (B, S, D) through the first blocks; return it and the keys and values of each."""
+        rotation = self._rotation(start, x)
         keys, values = [], []
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(blocks):
             arguments = (x, rotation, functools.partial(attend, layer))
             if self.checkpoint_blocks and torch.is_grad_enabled():
                 x, k, v = checkpoint(block, *arguments, use_reentrant=False)
@@ -210,6 +235,14 @@ class Backbone(nn.Module):
             keys.append(k)
             values.append(v)
         return x, tuple(keys), tuple(values)
+
+    def _rotation(self, start: int, x: Tensor) -> Rotation:
+        """The positions of tokens x (B, S, D) from ``start`` on."""
+        dtype = wide(self.embedding.weight.dtype)
+        return Rotation(start, x.shape[1], self.params, dtype=dtype, device=x.device)
+
+    def _attend_kept(self, keep: _Keep, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attend_clean(q, *keep(layer, k, v))
 
     def _attend_clean(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.params.clean_mask == "block":
@@ -225,6 +258,10 @@ class Backbone(nn.Module):
                 got=f"{n_tokens} tokens after {start}",
                 fix="cut the prompt to whole canvases, or train with clean_mask: causal",
             )
+
+
+def _as_they_are(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    return keys, values
 
 
 @torch.no_grad()

@@ -1,10 +1,13 @@
 """Where do the keys and values of clean tokens live while noisy canvases read them?"""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
+
+from canvaslm.model.packed import PackedBackbone, can_be_packed, decoding_dtype
 
 if TYPE_CHECKING:
     from canvaslm.model.backbone import Backbone
@@ -24,16 +27,14 @@ class CleanContext(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
-    """What the clean stream leaves: hidden states, and keys and values of each layer.
+class Context:
+    """Clean keys and values of each layer, and nothing else of the clean stream.
 
     Attributes:
-        hidden: (B, S, D), after the final norm.
         keys: one (B, K, S, E) for each layer.
         values: one (B, K, S, E) for each layer.
     """
 
-    hidden: Tensor
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
@@ -46,28 +47,41 @@ class Encoded:
         """Keys and values (B, K, S, E) of one layer."""
         return self.keys[layer], self.values[layer]
 
-    def rows(self, index: Tensor) -> "Encoded":
+    def rows(self, index: Tensor) -> Self:
         """The rows of the batch that ``index`` (int64 or bool) selects."""
-        return Encoded(
-            hidden=self.hidden[index],
-            keys=tuple(k[index] for k in self.keys),
-            values=tuple(v[index] for v in self.values),
-        )
+        return self._each(lambda tensor: tensor[index])
 
-    def detach(self) -> "Encoded":
+    def detach(self) -> Self:
         """The same numbers, through which no gradient flows."""
-        return Encoded(
-            hidden=self.hidden.detach(),
-            keys=tuple(k.detach() for k in self.keys),
-            values=tuple(v.detach() for v in self.values),
-        )
+        return self._each(Tensor.detach)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        keys, values = (tuple(map(change, kept)) for kept in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded(Context):
+    """All that the clean stream leaves: keys, values and hidden states.
+
+    Attributes:
+        hidden: (B, S, D), after the final norm.
+    """
+
+    hidden: Tensor
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(super()._each(change), hidden=change(self.hidden))
 
 
 class KVCache:
-    """Preallocated keys and values of a growing prefix; :meth:`Backbone.encode` alone writes it.
+    """Preallocated keys and values of a growing prefix, and the weights that read it.
 
-    Slots past ``length`` are never read: a reader gets a slice, so what lies there cannot reach an
-    output. The cache carries no gradient.
+    The cache holds ``length`` tokens, and :meth:`Backbone.encode` alone adds to them. What lies
+    behind them belongs to the forward that is under way: a noisy canvas puts its own keys there,
+    so that its queries meet one piece of memory, and never counts them. A reader gets a slice that
+    ends where the forward's own keys end, so nothing older can reach an output. The cache carries
+    no gradient.
     """
 
     def __init__(
@@ -84,13 +98,16 @@ class KVCache:
         shape = (n_layers, batch, n_kv_heads, capacity, head_width)
         self._keys = torch.empty(shape, dtype=dtype, device=device)
         self._values = torch.empty(shape, dtype=dtype, device=device)
+        self._layers = self._by_layer()
         self._length = 0
+        self._packed: PackedBackbone | None = None
 
     @classmethod
     def for_model(cls, model: "Backbone", batch: int, capacity: int) -> "KVCache":
         """An empty cache for ``batch`` rows of up to ``capacity`` tokens.
 
-        Its type is that of the arithmetic: autocast's where it is on, else that of the weights.
+        Its type is that of the arithmetic: autocast's where it is on, else that in which a decoder
+        multiplies.
         """
         params, weight = model.params, model.head_weight
         kind = weight.device.type
@@ -101,7 +118,7 @@ class KVCache:
             n_kv_heads=params.n_kv_heads,
             capacity=capacity,
             head_width=params.head_width,
-            dtype=torch.get_autocast_dtype(kind) if casts else weight.dtype,
+            dtype=torch.get_autocast_dtype(kind) if casts else decoding_dtype(weight),
             device=weight.device,
         )
 
@@ -125,15 +142,16 @@ class KVCache:
         return self._slice(layer, self._length)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one layer's new keys and values after the prefix; return all of them.
+        """Put one layer's new keys and values behind the prefix; return all of them.
 
-        ``length`` changes only with :meth:`advance`, when every layer has been written.
+        What the cache holds changes only with :meth:`advance`, when every layer has been written.
         """
         end = self._length + keys.shape[2]
         assert end <= self.capacity, f"{end} tokens do not fit a cache of {self.capacity}"
-        self._keys[layer, :, :, self._length : end] = keys
-        self._values[layer, :, :, self._length : end] = values
-        return self._slice(layer, end)
+        all_keys, all_values = self._slice(layer, end)
+        all_keys[:, :, self._length :] = keys
+        all_values[:, :, self._length :] = values
+        return all_keys, all_values
 
     def advance(self, n_tokens: int) -> None:
         """Count the tokens that every layer has been given."""
@@ -143,6 +161,46 @@ class KVCache:
         """Keep only the rows of the batch that ``rows`` (int64 or bool) selects."""
         self._keys = self._keys[:, rows]
         self._values = self._values[:, rows]
+        self._layers = self._by_layer()
+
+    def some_rows(self, rows: Tensor, *, room: int) -> "KVCache":
+        """A copy of the rows (int64) with room for so many tokens behind what they hold."""
+        n_layers, _, n_kv_heads, _, head_width = self._keys.shape
+        copy = KVCache(
+            n_layers=n_layers,
+            batch=len(rows),
+            n_kv_heads=n_kv_heads,
+            capacity=self._length + room,
+            head_width=head_width,
+            dtype=self._keys.dtype,
+            device=self._keys.device,
+        )
+        copy._keys[..., : self._length, :] = self._keys[:, rows, :, : self._length]
+        copy._values[..., : self._length, :] = self._values[:, rows, :, : self._length]
+        copy._length, copy._packed = self._length, self._packed
+        return copy
+
+    def pack(self, model: "Backbone") -> PackedBackbone | None:
+        """The model's weights, laid out once for the life of the cache; None where they are not."""
+        if not can_be_packed(model):
+            return None
+        if self._packed is None:
+            self._packed = PackedBackbone(model, self.capacity)
+        return self._packed
+
+    def head(self, model: "Backbone") -> Tensor:
+        """The head (D, V), as it is read best."""
+        return model.head_weight.T if self._packed is None else self._packed.head
+
+    def table(self, model: "Backbone") -> Tensor:
+        """The rows of the words (V, D), in the type of :meth:`head`."""
+        head, rows = self.head(model), model.head_weight
+        return rows if rows.dtype == head.dtype else head.T
+
+    def _by_layer(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer: views, so that a token need not make them anew."""
+        return list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
 
     def _slice(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
-        return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
+        keys, values = self._layers[layer]
+        return keys[:, :, :end], values[:, :, :end]

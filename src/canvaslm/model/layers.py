@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from canvaslm.model.fused import Gated, Rotate, ScaledNorm
 from canvaslm.model.shape import ModelParams
 
 _TIME_SCALE = 1000.0  # a time in [0, 1] spreads over the range of the features' periods
@@ -31,9 +32,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Norm the last dimension; the result has the type of ``x``."""
         dtype = wide(x.dtype)
-        normed = functional.rms_norm(
-            x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps
-        )
+        wide_x, weight = x.to(dtype), self.weight.to(dtype)
+        if x.is_cuda:  # there the library's own kernel is one pass
+            return functional.rms_norm(wide_x, weight.shape, weight, self.eps).to(x.dtype)
+        normed: Tensor = ScaledNorm.apply(wide_x, weight, self.eps)  # pyright: ignore[reportAssignmentType]
         return normed.to(x.dtype)
 
 
@@ -69,9 +71,7 @@ class Rotation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate heads (B, H, S, E); the result has the type of ``x``."""
-        first, second = x.chunk(2, dim=-1)
-        rotated = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
-        return torch.cat(rotated, dim=-1).to(x.dtype)
+        return Rotate.apply(x, self.cos, self.sin)  # pyright: ignore[reportReturnType]
 
 
 class Block(nn.Module):
@@ -99,6 +99,10 @@ class Block(nn.Module):
         x = x + self.feed_forward(self.feed_forward_norm(x))
         return x, k, v
 
+    def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """The keys and values (B, K, S, E) of x (B, S, D) alone."""
+        return self.attention.keys_values(self.attention_norm(x), rotation)
+
 
 class Heads(nn.Module):
     """The four projections of grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245)."""
@@ -116,9 +120,13 @@ class Heads(nn.Module):
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, S, E), keys and values (B, K, S, E) of x (B, S, D)."""
-        q = self.query_norm(self._split(self.query(x)))
+        q = rotation(self.query_norm(self._split(self.query(x))))
+        return q, *self.keys_values(x, rotation)
+
+    def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, K, S, E) of x (B, S, D)."""
         k = self.key_norm(self._split(self.key(x)))
-        return rotation(q), rotation(k), self._split(self.value(x))
+        return rotation(k), self._split(self.value(x))
 
     def merge(self, attended: Tensor) -> Tensor:
         """Join heads (B, H, S, E) into (B, S, D)."""
@@ -139,7 +147,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform x (..., D)."""
-        return self.down(functional.silu(self.gate(x)) * self.up(x))
+        gated: Tensor = Gated.apply(self.gate(x), self.up(x))  # pyright: ignore[reportAssignmentType]
+        return self.down(gated)
 
 
 class TimeEmbedding(nn.Module):

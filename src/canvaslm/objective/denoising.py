@@ -21,7 +21,7 @@ from canvaslm.layout import Layout
 from canvaslm.loss import IGNORED, chunked_cross_entropy
 from canvaslm.measure import stream_flops
 from canvaslm.model.backbone import Backbone
-from canvaslm.model.kv_cache import Encoded
+from canvaslm.model.kv_cache import Context
 from canvaslm.model.shape import ModelParams
 from canvaslm.objective.targets import LossSum
 from canvaslm.randomness import stream
@@ -110,7 +110,7 @@ class Denoising:
         Returns:
             (B, T) float64 nats; the mean over positions is the bound per token.
         """
-        clean = model.encode(windows)
+        clean = model.encode_context(windows)
         total = torch.zeros(windows.shape, dtype=torch.float64, device=windows.device)
         for pass_number in range(n_times):
             noisy = draw_sweep_pass(
@@ -164,6 +164,7 @@ class Denoising:
                 mean_keys=clean_keys,
                 scored_tokens=0,
                 vocab_size=vocab_size,
+                for_context=True,
             )
         share = 0.0 if params.self_conditioning == "off" else self.diffusion.self_conditioning_share
         guess = share * (noisy + 2.0 * params.width * vocab_size * tokens)
@@ -173,7 +174,7 @@ class Denoising:
         self, model: Backbone, windows: Tensor, noisy: Noisy, numbers: np.ndarray
     ) -> Tensor:
         """Final hidden states (B, T, D): a first pass gives some rows a guess, a second all."""
-        clean = model.encode(windows) if self.diffusion.context == "clean" else None
+        clean = model.encode_context(windows) if self.diffusion.context == "clean" else None
         has_guess = self._draw_guess_rows(model.params, numbers).to(windows.device)
         if not bool(has_guess.any()):
             return self._noisy_pass(model, noisy, clean, guess=None, has_guess=None)
@@ -190,7 +191,7 @@ class Denoising:
         self,
         model: Backbone,
         noisy: Noisy,
-        clean: Encoded | None,
+        clean: Context | None,
         *,
         guess: Tensor | None,
         has_guess: Tensor | None,

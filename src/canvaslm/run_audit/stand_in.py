@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from canvaslm.model.backbone import Backbone
-from canvaslm.model.kv_cache import CleanContext, Encoded
+from canvaslm.model.kv_cache import CleanContext, Context, Encoded
 from canvaslm.randomness import stream
 from canvaslm.run_audit.subject import Subject
 from canvaslm.training.loader import open_reader
@@ -102,6 +102,10 @@ class _StandIn:
     def encode(self, ids: Tensor) -> Encoded:
         self.clean = ids
         return Encoded(hidden=self._hand_out(ids), keys=(), values=())
+
+    def encode_context(self, ids: Tensor) -> Context:
+        self.clean = ids
+        return Context(keys=(), values=())
 
     def denoise(
         self, noisy: Tensor, times: Tensor, *, context: CleanContext, guess: None, has_guess: None

@@ -17,7 +17,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import Encoded
 from canvaslm.training.trace_values import Stream
 
-PASSES = ("encode", "denoise", "denoise_one_stream")
+PASSES = ("encode", "encode_context", "denoise", "denoise_one_stream")
 
 _See = Callable[[Stream, str, str, Tensor], None]  # stream, module, tensor's name, tensor
 
@@ -54,7 +54,9 @@ class _Watched:
         def passed(*arguments: Any, **options: Any) -> Any:
             self._stream = self._name_pass(name, options)
             made = run(*arguments, **options)
-            self._show_output(f"({name})", made.hidden if isinstance(made, Encoded) else made)
+            hidden = made.hidden if isinstance(made, Encoded) else made
+            if isinstance(hidden, Tensor):
+                self._show_output(f"({name})", hidden)
             return made
 
         return passed
@@ -72,7 +74,7 @@ class _Watched:
         return embedded
 
     def _name_pass(self, name: str, options: dict[str, Any]) -> Stream:
-        if name == "encode":
+        if name.startswith("encode"):
             return "clean"
         self.guess_rows = options.get("has_guess")
         if options.get("guess") is None and not torch.is_grad_enabled():
