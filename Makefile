@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop
 SETUP := .venv/.ready
 PEERS := .venv/.bench-ready
-BENCHES := loss attention step decode trace startup
+BENCHES := loss attention step decode trace startup roofline
 
 .PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-check performance kill-test mend clean forget
 
