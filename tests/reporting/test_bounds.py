@@ -12,6 +12,7 @@ ABOVE = Bound(id="a/ours", at_most=1.0, slack=0.1)
 HELD = Bound(id="a/ours", at_most=1.0, slack=0.1, held=2.0, why="loss")
 BELOW = Bound(id="a/ours", at_least=2.0, slack=0.1)
 HELD_BELOW = Bound(id="a/ours", at_least=2.0, slack=0.1, held=1.0, why="loss")
+NONE = Bound(id="a/ours", at_most=0.0, slack=0.1)
 BOTH = Bound(id="a/ours", at_least=0.9, at_most=1.1, slack=0.0)
 
 
@@ -46,6 +47,8 @@ def found(ratios: dict[str, float | None], *, tiny: bool = False, **reasons: str
         (HELD_BELOW, 1.79, "explained"),
         (HELD_BELOW, 0.91, "explained"),
         (HELD_BELOW, 0.89, "fail"),
+        (NONE, 0.0, "pass"),
+        (NONE, 1.0, "fail"),
         (BOTH, 1.0, "pass"),
         (BOTH, 0.89, "fail"),
         (BOTH, 1.11, "fail"),

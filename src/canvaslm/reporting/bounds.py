@@ -22,7 +22,7 @@ class Bound(Params):
     """One bound on one ratio: an aim above or below, or on both sides."""
 
     id: str = Field(min_length=1, description="the ratio's id; its first part is the bench")
-    at_most: float | None = Field(default=None, gt=0, description="the aim, where less is better")
+    at_most: float | None = Field(default=None, ge=0, description="the aim, where less is better")
     at_least: float | None = Field(default=None, gt=0, description="the aim, where more is better")
     slack: float = Field(ge=0, lt=1, description="what noise may add, as a share of the limit")
     held: float | None = Field(default=None, gt=0, description="held where the aim is not reached")
