@@ -312,6 +312,14 @@ def accepted_by_hand(
     return [accepted[p] or p in chosen or now["confidence"][p] > level for p in positions]
 
 
+def weigh(logits: Tensor, noisy: Tensor, excess: Tensor | None) -> Tensor:
+    """The logits (B, L, V) that are sampled from, float64: the excess off those of the noisy token."""
+    logits = logits.double()
+    if excess is None:
+        return logits
+    return logits.scatter_add(-1, noisy[..., None], -excess[..., None])
+
+
 def generate_without_cache(
     model: Any,
     prompt: list[int],

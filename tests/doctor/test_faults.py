@@ -221,13 +221,13 @@ def let_a_canvas_read_its_answer(places: Places, change: Change, patch: Patch) -
 
 
 def read_other_values_from_the_cache(places: Places, change: Change, patch: Patch) -> None:
-    plain = KVCache.keys_values
+    plain = KVCache.append
 
-    def keys_values(self: KVCache, layer: int) -> Any:
-        keys, values = plain(self, layer)
+    def append(self: KVCache, layer: int, keys: Any, values: Any) -> Any:
+        keys, values = plain(self, layer, keys, values)
         return keys, -values
 
-    patch.setattr(KVCache, "keys_values", keys_values)
+    patch.setattr(KVCache, "append", append)
 
 
 def decode_at_one_time_only(places: Places, change: Change, patch: Patch) -> None:

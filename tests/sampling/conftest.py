@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
-from canvaslm.model.kv_cache import CleanContext, Encoded, KVCache
+from canvaslm.model.kv_cache import CleanContext, Context, Encoded, KVCache
 from canvaslm.model.shape import ModelParams
 
 Script = Callable[[int, int, int, Tensor], Tensor]
@@ -70,6 +70,9 @@ class ScriptedModel(nn.Module):
                 hidden[row, -1] = self.next_logits(tag, clean.shape[1], 0, clean[row])
         return Encoded(hidden=hidden, keys=(), values=())
 
+    def encode_context(self, ids: Tensor, *, cache: KVCache | None = None) -> Context:
+        return self.encode(ids, cache=cache)
+
     def denoise(
         self,
         noisy: Tensor,
@@ -96,9 +99,6 @@ class ScriptedModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
-
-    def soft_embedding(self, hidden: Tensor, *, vocab_chunk: int) -> Tensor:
-        return torch.softmax(hidden, -1)
 
 
 @pytest.fixture

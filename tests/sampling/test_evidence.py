@@ -8,13 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from canvaslm.diffusion.bound import cavity_logits
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
 from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
 from canvaslm.sampling.prediction import Prediction, invert
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import Never
-from oracles import all_sequences, copy_chain, kept_share, posterior_table, token_posteriors
+from oracles import (
+    all_sequences,
+    copy_chain,
+    kept_share,
+    posterior_table,
+    token_posteriors,
+    weigh,
+)
 
 # Where a Markov source goes from the letter 0, and from the letter 1.
 STEPS = np.array([[0.6, 0.3, 0.06, 0.04], [0.05, 0.05, 0.7, 0.2]])
@@ -43,27 +51,32 @@ def test_cavity_leaves_what_the_others_say_where_nothing_is_accepted(n_times: in
         logits = torch.from_numpy(posteriors).log() + 1.5
         for flags in itertools.product([False, True], repeat=length):
             accepted = torch.tensor(flags).expand(noisy.shape)
-            weighed = Cavity().weigh(logits, noisy, accepted, t=t, n_times=n_times)
+            excess = Cavity().excess(accepted, t=t, n_times=n_times, vocab_size=vocab_size)
+            weighed = weigh(logits, noisy, excess)
             for place, is_accepted in enumerate(flags):
                 expected = posteriors[:, place] if is_accepted else others[place]
                 got = weighed[:, place].softmax(-1).numpy()
                 np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
-def test_posterior_leaves_the_logits_as_they_are() -> None:
+def test_excess_is_what_the_bound_takes_off() -> None:
     logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
-    noisy, accepted = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.bool)
-    assert Posterior().weigh(logits, noisy, accepted, t=1, n_times=4) is logits
+    noisy = torch.tensor([[0, 1, 2, 3], [4, 0, 4, 2]])
+    nowhere = torch.zeros(2, 4, dtype=torch.bool)
+    for t in (1, 3, 4):
+        excess = Cavity().excess(nowhere, t=t, n_times=4, vocab_size=5)
+        expected = cavity_logits(logits, noisy, t=t, n_times=4)
+        assert (weigh(logits, noisy, excess) - expected).abs().max() < 1e-14
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_there_is_no_evidence_in_pure_noise(dtype: torch.dtype) -> None:
-    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
-    noisy, accepted = torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.bool)
+def test_there_is_nothing_to_take_off_a_posterior_or_out_of_pure_noise() -> None:
+    nowhere = torch.zeros(1, 4, dtype=torch.bool)
+    assert Posterior().excess(nowhere, t=1, n_times=4, vocab_size=5) is None
     for n_times in (1, 16):
-        weighed = Cavity().weigh(logits, noisy, accepted, t=n_times, n_times=n_times)
-        assert torch.equal(weighed, logits.double())
-        assert Cavity().weigh(logits, noisy, accepted, t=1, n_times=n_times).isfinite().all()
+        assert Cavity().excess(nowhere, t=n_times, n_times=n_times, vocab_size=5) is None
+    excess = Cavity().excess(~nowhere, t=1, n_times=16, vocab_size=5)
+    assert excess is not None
+    assert excess.count_nonzero() == 0  # an accepted token is evidence
 
 
 class _LastStepAll:

@@ -102,11 +102,9 @@ def test_cache_changes_neither_ids_nor_hidden_states(
     sampler = _sampler(model, acceptance=acceptance, denoise_steps=5, evidence=evidence)
     [made] = sampler.generate([prompt], n_canvases * 4, [11])
     assert made.ids == ids
-    prefills = 1 if prompt else 0
-    assert len(recorder.hidden) == prefills + n_canvases * 6
-    steps = [prefills + canvas * 6 + step for canvas in range(n_canvases) for step in range(5)]
-    for number, expected in zip(steps, hidden, strict=True):
-        assert (recorder.hidden[number][0] - expected).abs().max() < 1e-12
+    # What only writes the cache makes no hidden states.
+    for decoded, expected in zip(recorder.hidden, hidden, strict=True):
+        assert (decoded[0] - expected).abs().max() < 1e-12
 
 
 def test_cache_is_exact_under_block_mask_and_self_conditioning(
@@ -136,7 +134,7 @@ def test_decoding_sees_what_training_sees(opinionated: Any, tiny_layout: Layout)
     steps: list[CanvasStep] = []
     recorder = _Recorder(model)
     [made] = _sampler(model, denoise_steps=3, on_step=steps.append).generate([prompt], 12, [2])
-    decoded = [recorder.hidden[1 + 4 * c + k] for c in range(3) for k in range(3)]
+    decoded = list(recorder.hidden)
     clean = torch.tensor([prompt + made.ids])
     for state, hidden in zip(steps, decoded, strict=True):
         noisy = torch.zeros_like(clean)
@@ -285,7 +283,7 @@ def test_accepted_position_never_changes_under_a_monotone_rule(
 def test_entropy_bound_may_take_a_token_back(scripted: Any, tiny_layout: Layout) -> None:
     def script(tag: int, start: int, step: int, noisy: Tensor) -> Tensor:
         logits = torch.zeros(4, 37)
-        logits[step % 4, 30 + step] = 60.0
+        logits[step % 4, 30 + step] = 20.0  # sure, but not so that float32 rounds all else to 0
         return logits
 
     model = scripted(script, layout=tiny_layout, denoise_steps=3)

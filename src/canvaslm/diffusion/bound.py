@@ -34,6 +34,21 @@ def cavity_logits(logits: Tensor, noisy: Tensor, *, t: Tensor | int, n_times: in
     return _subtract_at(logits.double(), noisy, _evidence(share, logits.shape[-1]))
 
 
+def own_evidence(t: int, *, n_times: int, vocab_size: int) -> float:
+    """What a noisy token at time t of N adds to its own logit; :func:`cavity_logits` takes it off.
+
+    Args:
+        t: the time, in 1..N.
+        n_times: the number of diffusion times, N.
+        vocab_size: V.
+
+    Returns:
+        Nats, 0 or more; exactly 0 at t = N.
+    """
+    share = clean_share(t, n_times)
+    return math.log((1 + (vocab_size - 1) * share) / (1 - share))
+
+
 def step_nats(
     logits: Tensor, noisy: Tensor, clean: Tensor, *, t: Tensor | int, n_times: int
 ) -> Tensor:

@@ -188,6 +188,10 @@ def _watch(plain: Backbone) -> _Watch:
         watch.last.append(encoded.hidden[:, -1])
         return encoded
 
+    def encode_context(ids: Tensor, **options: Any) -> Any:
+        watch.read.append(ids.clone())
+        return plain.encode_context(ids, **options)
+
     def denoise(noisy: Tensor, times: Tensor, **options: Any) -> Tensor:
         start, guess = options["context"].start, options["guess"]
         hidden = plain.denoise(noisy, times, **options)
@@ -196,7 +200,7 @@ def _watch(plain: Backbone) -> _Watch:
         )
         return hidden
 
-    vars(watch.model).update(encode=encode, denoise=denoise)
+    vars(watch.model).update(encode=encode, encode_context=encode_context, denoise=denoise)
     return watch
 
 

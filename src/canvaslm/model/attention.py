@@ -30,6 +30,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     S, n_keys = q.shape[2], k.shape[2]
     if n_keys == S:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    if S == 1:  # the one query sits on the last key
+        return full_attention(q, k, v)
     assert n_keys > S, "causal attention needs at least as many keys as queries"
     start = n_keys - S
     outputs = []
@@ -57,7 +59,7 @@ def block_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, canvas_tokens: in
     outputs = []
     for b, own_q in enumerate(q.split(canvas_tokens, dim=2)):
         end = start + (b + 1) * canvas_tokens
-        outputs.append(_full_attention(own_q, k[:, :, :end], v[:, :, :end]))
+        outputs.append(full_attention(own_q, k[:, :, :end], v[:, :, :end]))
     return torch.cat(outputs, dim=2)
 
 
@@ -97,8 +99,16 @@ def canvas_attention(
         before = start + b * canvas_tokens
         keys = torch.cat((clean_k[:, :, :before], own_k), dim=2)
         values = torch.cat((clean_v[:, :, :before], own_v), dim=2)
-        outputs.append(_full_attention(own_q, keys, values))
+        outputs.append(full_attention(own_q, keys, values))
     return torch.cat(outputs, dim=2)
+
+
+def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to every key; the query heads of a group are folded into rows, so no key repeats."""
+    if k.shape[1] == q.shape[1]:
+        return functional.scaled_dot_product_attention(q, k, v)
+    folded = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # (B, K, H/K·S, E)
+    return functional.scaled_dot_product_attention(folded, k, v).reshape(q.shape)
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
@@ -116,12 +126,6 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     if seen.dtype != torch.bool:
         raise TypeError(f"seen: expected a bool mask (True: may attend), got {seen.dtype}")
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-
-
-def _full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to every key; the query heads of a group are folded into rows, so no key repeats."""
-    folded = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # (B, K, H/K·S, E)
-    return functional.scaled_dot_product_attention(folded, k, v).reshape(q.shape)
 
 
 def _count_canvases(q: Tensor, canvas_tokens: int) -> int:

@@ -16,9 +16,15 @@ from torch.utils.checkpoint import checkpoint
 
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
-from canvaslm.model.attention import block_causal_attention, canvas_attention, causal_attention
+from canvaslm.model.attention import (
+    block_causal_attention,
+    canvas_attention,
+    causal_attention,
+    full_attention,
+)
 from canvaslm.model.kv_cache import CleanContext, Context, Encoded, KVCache
 from canvaslm.model.layers import Block, RMSNorm, Rotation, TimeEmbedding, wide
+from canvaslm.model.packed import PackedBackbone
 from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.model.shape import ModelParams
 from canvaslm.randomness import stream
@@ -76,7 +82,7 @@ class Backbone(nn.Module):
         if cache is None:
             return self._encode(ids, start, keep)
         with torch.no_grad():
-            encoded = self._encode(ids, start, keep)
+            encoded = self._encode(ids, start, keep, cache.pack(self))
         cache.advance(ids.shape[1])
         return encoded
 
@@ -90,7 +96,7 @@ class Backbone(nn.Module):
         if cache is None:
             return self._encode_context(ids, start, keep)
         with torch.no_grad():
-            context = self._encode_context(ids, start, keep)
+            context = self._encode_context(ids, start, keep, cache.pack(self))
         cache.advance(ids.shape[1])
         return context
 
@@ -108,10 +114,13 @@ class Backbone(nn.Module):
         Args:
             noisy: (B, S) int64, whole canvases, at positions ``context.start + arange(S)``.
             times: (B, S/L) float in [0, 1], t/N of each canvas; ignored without a time input.
-            context: clean keys and values; canvas b reads the first ``context.start + b·L``.
+            context: clean keys and values; canvas b reads the first ``context.start + b·L``. Behind
+                a cache there is one canvas, and nothing is differentiable.
             guess: (B, S, D) from :meth:`soft_embedding`, or None.
             has_guess: (B,) bool, which rows have a guess; None: all rows of ``guess``.
         """
+        if isinstance(context, KVCache):
+            return self._denoise_behind(context, noisy, times, guess, has_guess)
         L = self.layout.canvas_tokens
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -167,19 +176,47 @@ class Backbone(nn.Module):
             largest = raised
         return (mixed / total).to(hidden.dtype)
 
+    @torch.no_grad()
+    def _denoise_behind(
+        self,
+        cache: KVCache,
+        noisy: Tensor,
+        times: Tensor | None,
+        guess: Tensor | None,
+        has_guess: Tensor | None,
+    ) -> Tensor:
+        """:meth:`denoise` of the one canvas behind a cached prefix: its keys lie there as well."""
+        assert noisy.shape[1] == self.layout.canvas_tokens, "behind a cache there is one canvas"
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return full_attention(q, *cache.append(layer, k, v))
+
+        packed = cache.pack(self)
+        return self._denoise(noisy, times, guess, has_guess, cache.start, attend, packed)
+
     def _open(self, cache: KVCache | None, n_tokens: int) -> tuple[int, _Keep]:
         """Where clean tokens begin, and what becomes of their keys and values in a layer."""
         start = 0 if cache is None else cache.length
         self._refuse_part_of_a_canvas(start, n_tokens)
         return start, _as_they_are if cache is None else cache.append
 
-    def _encode(self, ids: Tensor, start: int, keep: _Keep) -> Encoded:
+    def _encode(
+        self, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
+    ) -> Encoded:
         attend = functools.partial(self._attend_kept, keep)
+        if packed is not None:
+            x, keys, values = packed.run(self._embed(ids), start, attend)
+            return Encoded(hidden=self.final_norm(x), keys=keys, values=values)
         x, keys, values = self._run(self._embed(ids), start, attend, self.blocks)
         return Encoded(hidden=self.final_norm(x), keys=keys, values=values)
 
-    def _encode_context(self, ids: Tensor, start: int, keep: _Keep) -> Context:
+    def _encode_context(
+        self, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
+    ) -> Context:
         attend = functools.partial(self._attend_kept, keep)
+        if packed is not None:
+            keys, values = packed.run_to_keys(self._embed(ids), start, attend, keep)
+            return Context(keys=keys, values=values)
         last = len(self.blocks) - 1
         x, keys, values = self._run(self._embed(ids), start, attend, self.blocks[:last])
         block = self.blocks[last]
@@ -203,6 +240,7 @@ class Backbone(nn.Module):
         has_guess: Tensor | None,
         start: int,
         attend: _AttendLayer,
+        packed: PackedBackbone | None = None,
     ) -> Tensor:
         x = self.embedding(noisy)
         if self.time_embedding is not None:
@@ -215,7 +253,8 @@ class Backbone(nn.Module):
             addition = self.self_conditioning(guess, has_guess)
         if addition is not None and self.params.self_conditioning == "input":
             x = x + addition
-        hidden = self.final_norm(self._run(x, start, attend, self.blocks)[0])
+        run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
+        hidden = self.final_norm(run(x, start, attend)[0])
         if addition is not None and self.params.self_conditioning == "output":
             hidden = hidden + addition
         return hidden

@@ -16,7 +16,8 @@ from torch.nn import functional
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
-from canvaslm.sampling.prediction import Prediction, predict
+from canvaslm.sampling.one_pass import Asked, answer
+from canvaslm.sampling.prediction import Prediction
 from canvaslm.sampling.request import (
     Generated,
     Group,
@@ -58,35 +59,40 @@ class AutoregressiveSampler:
 
     def _answer(self, group: Group) -> None:
         """Fill the rows of one group."""
-        live = group.rows
-        draws = {row.number: stream(row.seed, "sample") for row in live}
-        cache = KVCache.for_model(
-            self.model, len(live), group.prompts.shape[1] + group.limit.n_tokens
-        )
+        live, n_tokens = group.rows, group.limit.n_tokens
+        cache = KVCache.for_model(self.model, len(live), group.prompts.shape[1] + n_tokens)
         given = functional.pad(group.prompts, (1, 0), value=self.bos_id)
         given = given.to(self.model.head_weight.device)
-        for number in range(group.limit.n_tokens):
+        uniforms = self._uniforms(group).to(given.device)
+        for number in range(n_tokens):
             hidden = self.model.encode(given, cache=cache).hidden[:, -1:]
             _count(live, given.shape[1], is_prefill=number == 0)
-            drawn = self._draw(hidden, [draws[row.number] for row in live])
+            drawn = self._draw(hidden, cache, uniforms[:, number : number + 1])
             _take(live, drawn, group, self.eot_id)
-            live, given = keep_live(live, cache, drawn.candidates)
+            live, given, uniforms = keep_live(live, cache, drawn.candidates, uniforms)
             if not live:
                 return
 
-    def _draw(self, hidden: Tensor, draws: list[np.random.Generator]) -> Prediction:
+    def _uniforms(self, group: Group) -> Tensor:
+        """One number in [0, 1) for each token that each row may draw, (B, n) float64."""
+        shape = (len(group.rows), group.limit.n_tokens)
+        if not self.temperature:
+            return torch.zeros(shape, dtype=torch.float64)
+        draws = [stream(row.seed, "sample").random(shape[1]) for row in group.rows]
+        return torch.from_numpy(np.stack(draws))
+
+    def _draw(self, hidden: Tensor, cache: KVCache, uniforms: Tensor) -> Prediction:
         """Draw the next token of each row from hidden states (B, 1, D)."""
-        uniforms = None
-        if self.temperature:
-            numbers = torch.from_numpy(np.stack([draw.random(1) for draw in draws]))
-            uniforms = numbers.to(hidden.device)
-        return predict(
-            self.model.logits(hidden),
+        asked = Asked(
+            hidden=hidden,
+            head=cache.head(self.model),
+            noisy=None,
+            excess=None,
             temperature=self.temperature,
-            uniforms=uniforms,
-            step=0,
-            n_steps=1,
+            uniforms=uniforms if self.temperature else None,
+            vocab_chunk=self.model.layout.vocab_size,
         )
+        return answer(asked, step=0, n_steps=1)[0]
 
 
 def _count(live: list[Row], tokens: int, *, is_prefill: bool) -> None:

@@ -10,29 +10,26 @@ weight leans towards noise, more so the lower the time is.
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import cavity_logits
+from canvaslm.diffusion.bound import own_evidence
 
 
 class Evidence(Protocol):
     """One question: what is the noisy token of a position evidence of?"""
 
-    def weigh(
-        self, logits: Tensor, noisy: Tensor, accepted: Tensor, *, t: int, n_times: int
-    ) -> Tensor:
-        """Turn the network's logits into those that are sampled from.
+    def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
+        """How much the network's logit of the noisy token has too much of.
 
         Args:
-            logits: (B, L, V), of the posterior under the corruption process.
-            noisy: (B, L) int64, what the network read.
-            accepted: (B, L) bool, where that is an accepted token; elsewhere it is a fresh draw.
+            accepted: (B, L) bool, where the noisy token is an accepted one; elsewhere it is a
+                fresh draw.
             t: the time of the step, in 1..N.
             n_times: the number of steps, N.
+            vocab_size: V.
 
         Returns:
-            (B, L, V), any float dtype.
+            (B, L) float64, 0 or more; ``None`` where that is 0 everywhere.
         """
         ...
 
@@ -41,11 +38,9 @@ class Evidence(Protocol):
 class Posterior:
     """Of the clean token, at every position: the logits as they are."""
 
-    def weigh(
-        self, logits: Tensor, noisy: Tensor, accepted: Tensor, *, t: int, n_times: int
-    ) -> Tensor:
-        """As :meth:`Evidence.weigh`; only ``logits`` matters."""
-        return logits
+    def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
+        """As :meth:`Evidence.excess`; nothing."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +51,7 @@ class Cavity:
     rest of the canvas and the context say (``docs/bound.md``). At t = N there is none to take.
     """
 
-    def weigh(
-        self, logits: Tensor, noisy: Tensor, accepted: Tensor, *, t: int, n_times: int
-    ) -> Tensor:
-        """As :meth:`Evidence.weigh`; float64."""
-        cavity = cavity_logits(logits, noisy, t=t, n_times=n_times)
-        return torch.where(accepted[..., None], logits.double(), cavity)
+    def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
+        """As :meth:`Evidence.excess`."""
+        amount = own_evidence(t, n_times=n_times, vocab_size=vocab_size)
+        return None if amount == 0.0 else (~accepted).double().mul_(amount)

@@ -183,25 +183,27 @@ def answer_groups(groups: list[Group], answer: Callable[[Group], None]) -> list[
     return [row.result() for row in rows]
 
 
-def keep_live(rows: list[Row], cache: KVCache, ids: Tensor) -> tuple[list[Row], Tensor]:
+def keep_live(
+    rows: list[Row], cache: KVCache, *theirs: Tensor
+) -> tuple[list[Row], *tuple[Tensor, ...]]:
     """Let rows whose text has ended leave the batch and the cache.
 
     Args:
         rows: B rows.
         cache: theirs; it is left alone where no row goes on.
-        ids: (B, n) what is theirs besides.
+        theirs: what is theirs besides, each (B, ...).
 
     Returns:
-        The rows that go on, and their ids.
+        The rows that go on, and what is theirs.
     """
     places = [place for place, row in enumerate(rows) if row.reason is None]
     if len(places) == len(rows):
-        return rows, ids
+        return rows, *theirs
     if places:
-        chosen = torch.tensor(places, device=ids.device)
+        chosen = torch.tensor(places, device=theirs[0].device)
         cache.keep_rows(chosen)
-        ids = ids[chosen]
-    return [rows[place] for place in places], ids
+        theirs = tuple(tensor[chosen] for tensor in theirs)
+    return [rows[place] for place in places], *theirs
 
 
 def _check_ids(prompt: list[int], number: int, vocab_size: int) -> None:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from canvaslm.errors import InputError
 from canvaslm.model.backbone import Backbone
-from canvaslm.model.kv_cache import CleanContext, KVCache
+from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance
 from canvaslm.sampling.evidence import Evidence, Posterior
-from canvaslm.sampling.prediction import Prediction, predict, temperature_at
+from canvaslm.sampling.one_pass import Asked, answer
+from canvaslm.sampling.prediction import Prediction, temperature_at
 from canvaslm.sampling.request import (
     Generated,
     Group,
@@ -80,7 +81,7 @@ class CanvasSampler:
         start_temperature: τ of the first step; 0 takes the argmax.
         end_temperature: τ of the last step, linear between.
         eot_id: the id that ends a text; ``None`` where a text has no end.
-        vocab_chunk: vocabulary entries at a time when a guess is embedded.
+        vocab_chunk: vocabulary entries whose logits exist at one time; changes no value.
         evidence: what the noisy token of a position is evidence of.
         on_step: is shown every step.
     """
@@ -146,7 +147,7 @@ class CanvasSampler:
             if not live:
                 return
             self._commit(live, cache, finished, group)
-            live, _ = keep_live(live, cache, finished)
+            live, finished = keep_live(live, cache, finished)
             if not live:
                 return
 
@@ -155,13 +156,13 @@ class CanvasSampler:
         prompt_tokens = group.prompts.shape[1]
         if prompt_tokens == 0:
             return
-        self.model.encode(group.prompts.to(self.model.head_weight.device), cache=cache)
+        self.model.encode_context(group.prompts.to(self.model.head_weight.device), cache=cache)
         for row in group.rows:
             row.count_prefill(prompt_tokens)
 
     def _commit(self, live: list[Row], cache: KVCache, finished: Tensor, group: Group) -> None:
         """Append finished canvases to the cache and to the answers."""
-        self.model.encode(finished, cache=cache)
+        self.model.encode_context(finished, cache=cache)
         for row, ids in zip(live, finished.tolist(), strict=True):
             row.count_encoding(len(ids))
             row.canvases += 1
@@ -194,40 +195,53 @@ class CanvasSampler:
         """One forward over the canvases that are not done."""
         n_rows, canvas_tokens = state.noisy.shape
         time = (self.denoise_steps - step) / self.denoise_steps
-        guess = self._guess(state)
         hidden = self.model.denoise(
             state.noisy,
             state.noisy.new_full((n_rows, 1), time, dtype=torch.float64),
             context=state.context(cache),
-            guess=guess,
+            guess=self._guess(state),
             has_guess=None,
         )
-        state.hidden = hidden
         for row in state.rows:
             row.count_forward(canvas_tokens)
+        asked = self._asked(hidden, state, cache, step)
+        if asked.table is None and self._may_skip(state):
+            return _skip_accepted(asked, state, step, self.denoise_steps)
+        now, state.guess = answer(asked, step=step, n_steps=self.denoise_steps)
+        return now
+
+    def _asked(self, hidden: Tensor, state: "_Canvas", cache: KVCache, step: int) -> Asked:
+        """What is to be known about the canvases at this step."""
         temperature = temperature_at(
             step, n_steps=self.denoise_steps, start=self.start_temperature, end=self.end_temperature
         )
-        logits = self.evidence.weigh(
-            self.model.logits(hidden),
-            state.noisy,
+        excess = self.evidence.excess(
             state.accepted,
             t=self.denoise_steps - step,
             n_times=self.denoise_steps,
+            vocab_size=self.model.layout.vocab_size,
         )
-        return predict(
-            logits,
+        shows_guess = self.model.params.self_conditioning != "off"
+        is_last = step == self.denoise_steps - 1
+        return Asked(
+            hidden=hidden,
+            head=cache.head(self.model),
+            noisy=state.noisy,
+            excess=excess,
             temperature=temperature,
             uniforms=state.uniforms() if temperature else None,
-            step=step,
-            n_steps=self.denoise_steps,
+            vocab_chunk=self.vocab_chunk,
+            table=cache.table(self.model) if shows_guess and not is_last else None,
         )
+
+    def _may_skip(self, state: "_Canvas") -> bool:
+        """Whether nobody asks what the logits of an accepted position are."""
+        nobody = self.acceptance.is_monotone and not self.stopping.reads_every_position
+        return nobody and state.before is not None and bool(state.accepted.any())
 
     def _guess(self, state: "_Canvas") -> Tensor | None:
         """The step before, embedded, where the model was trained to be shown it."""
-        if state.hidden is None or self.model.params.self_conditioning == "off":
-            return None
-        return self.model.soft_embedding(state.hidden, vocab_chunk=self.vocab_chunk)
+        return state.guess
 
     def _is_done(self, state: "_Canvas", now: Prediction) -> Tensor:
         """Which rows end their canvas here: by their rule, or at the last step."""
@@ -253,7 +267,8 @@ class _Canvas:
     emitted: Tensor  # (B', L) accepted tokens, argmax elsewhere
     streak: Tensor  # (B',)
     before: Prediction | None = None
-    hidden: Tensor | None = None
+    guess: Tensor | None = None
+    some: KVCache | None = None  # the cache of these rows alone, where they are not all
 
     @classmethod
     def begin(cls, rows: list[Row], canvas: int, *, model: Backbone) -> "_Canvas":
@@ -275,11 +290,13 @@ class _Canvas:
             streak=torch.zeros(shape[0], dtype=torch.int64, device=device),
         )
 
-    def context(self, cache: KVCache) -> CleanContext:
-        """What these rows may see of what is finished."""
+    def context(self, cache: KVCache) -> KVCache:
+        """What these rows may see of what is finished, with room behind it for a canvas."""
         if len(self.rows) == self.n_cached:
             return cache
-        return _SomeRows(cache=cache, places=self.places)
+        if self.some is None:
+            self.some = cache.some_rows(self.places, room=self.noisy.shape[1])
+        return self.some
 
     def uniforms(self) -> Tensor:
         """One number in [0, 1) for each position, (B', L) float64."""
@@ -339,23 +356,30 @@ class _Canvas:
         self.emitted = self.emitted[chosen]
         self.streak = self.streak[chosen]
         self.before = None if self.before is None else self.before.rows(chosen)
-        self.hidden = None if self.hidden is None else self.hidden[chosen]
+        self.guess = None if self.guess is None else self.guess[chosen]
+        self.some = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SomeRows:
-    """Some rows of a cache, read only."""
+def _skip_accepted(asked: Asked, state: _Canvas, step: int, n_steps: int) -> Prediction:
+    """Ask about the positions that are not accepted; of the others the token is certain.
 
-    cache: KVCache
-    places: Tensor
-
-    @property
-    def start(self) -> int:
-        return self.cache.start
-
-    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        keys, values = self.cache.keys_values(layer)
-        return keys[self.places], values[self.places]
+    A position whose hidden state is not finite is asked about whatever it is, so that it is told.
+    """
+    is_open = ~state.accepted | ~asked.hidden.isfinite().all(-1)
+    now = Prediction(
+        step=step,
+        n_steps=n_steps,
+        candidates=state.tokens.clone(),
+        argmax=state.tokens.clone(),
+        confidence=torch.ones(is_open.shape, dtype=torch.float64, device=is_open.device),
+        entropy=torch.zeros(is_open.shape, dtype=torch.float64, device=is_open.device),
+    )
+    if not bool(is_open.any()):
+        return now
+    found, _ = answer(asked.flat().some(is_open.flatten()), step=step, n_steps=n_steps)
+    for name in ("candidates", "argmax", "confidence", "entropy"):
+        getattr(now, name)[is_open] = getattr(found, name)[0]
+    return now
 
 
 def _uniform_ids(

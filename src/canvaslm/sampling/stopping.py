@@ -6,7 +6,7 @@ row the thing that the rule waits for has held. Entropy that is not finite is ne
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,14 @@ from canvaslm.sampling.prediction import Prediction
 
 
 class Stopping(Protocol):
-    """One question: is this row's canvas done?"""
+    """One question: is this row's canvas done?
+
+    Attributes:
+        reads_every_position: whether the answer rests on the numbers of accepted positions, which
+            then must be made anew at each step.
+    """
+
+    reads_every_position: ClassVar[bool]
 
     def extend(self, streak: Tensor, now: Prediction, before: Prediction | None) -> Tensor:
         """Carry the streak of each row, (B,) int64, over one more step; it starts at 0."""
@@ -29,6 +36,8 @@ class Stopping(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Never:
     """The fixed schedule: a canvas takes all its steps, whatever the entropy."""
+
+    reads_every_position: ClassVar[bool] = False
 
     def extend(self, streak: Tensor, now: Prediction, before: Prediction | None) -> Tensor:
         """As :meth:`Stopping.extend`; there is nothing to count."""
@@ -47,6 +56,8 @@ class MeanEntropy:
         threshold: nats.
         patience: steps, at least 1; 1 stops at the first step below the threshold.
     """
+
+    reads_every_position: ClassVar[bool] = True
 
     threshold: float
     patience: int
@@ -72,6 +83,8 @@ class StableAndConfident:
         threshold: mean entropy of the canvas, nats.
         patience: extra repeats, 0 or more.
     """
+
+    reads_every_position: ClassVar[bool] = True
 
     threshold: float
     patience: int
