@@ -51,6 +51,22 @@ def test_the_closure_holds_what_imports_reach_and_nothing_else(house: Path) -> N
     assert set(of(house, "other")["files"]) == {"stages/door.py", "stages/other.py"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if a:\n    pass\nelif b:\n    {}\n",
+        "try:\n    pass\nexcept OSError:\n    {}\n",
+        "try:\n    pass\nfinally:\n    {}\n",
+        "match a:\n    case 1:\n        {}\n",
+        "class A:\n    async def f(self):\n        with a:\n            {}\n",
+        "for a in b:\n    pass\nelse:\n    {}\n",
+    ],
+)
+def test_an_import_is_found_wherever_a_statement_may_stand(house: Path, text: str) -> None:
+    (house / "stages/work.py").write_text(text.format("import canvaslm.floor"))
+    assert "src/canvaslm/floor.py" in of(house)["files"]
+
+
 def test_pinned_versions_of_imported_packages_belong_to_it(house: Path) -> None:
     before = of(house)
     assert before["packages"] == {"numpy": "2.4.6", "ruamel.yaml": "0.19.1"}

@@ -10,6 +10,7 @@ followed.
 """
 
 import ast
+import functools
 import hashlib
 import json
 import re
@@ -22,6 +23,7 @@ from typing import Any
 from canvaslm.errors import InputError
 
 _PACKAGE = "canvaslm"
+_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _DISTRIBUTIONS = {"markdown_it": "markdown-it-py", "ruamel": "ruamel.yaml", "yaml": "pyyaml"}
 
 
@@ -49,10 +51,10 @@ def fingerprint(stage_file: Path, root: Path) -> dict[str, Any]:
         name = file.relative_to(root.resolve()).as_posix()
         if name in files:
             continue
-        tree = _parse(file)
-        files[name] = _digest(_canonical(tree).encode())
+        source = _read(file, root, file.read_bytes())
+        files[name] = source.digest
         files |= _data_files(file, root)
-        for mention in _mentions(tree, file, root):
+        for mention in source.mentions:
             if mention.top in sys.stdlib_module_names:
                 continue
             found = _first_party(mention, root)
@@ -79,7 +81,7 @@ def source_digests(root: Path) -> dict[str, str]:
     """
     files = (file for room in ("src", "stages", "tests") for file in (root / room).rglob("*.py"))
     return {
-        file.relative_to(root).as_posix(): _digest(_canonical(_parse(file)).encode())
+        file.relative_to(root).as_posix(): _read(file, root, file.read_bytes()).digest
         for file in files
     }
 
@@ -97,9 +99,26 @@ class _Mention:
         return self.module.partition(".")[0]
 
 
-def _parse(file: Path) -> ast.Module:
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What counts of one file: the digest of its syntax tree, and what it imports."""
+
+    digest: str
+    mentions: tuple[_Mention, ...]
+
+
+@functools.cache
+def _read(file: Path, root: Path, content: bytes) -> _Source:
+    """Read a file once, however many stages reach it."""
+    tree = _parse(file, content)
+    return _Source(
+        digest=_digest(_canonical(tree).encode()), mentions=tuple(_mentions(tree, file, root))
+    )
+
+
+def _parse(file: Path, content: bytes) -> ast.Module:
     try:
-        return ast.parse(file.read_bytes())
+        return ast.parse(content)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         message = getattr(error, "msg", str(error))
@@ -164,13 +183,14 @@ def _mentions(tree: ast.Module, file: Path, root: Path) -> Iterator[_Mention]:
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk a tree, but not into what stands there for type checkers only."""
+    """Walk the statements of a tree, but not into what stands there for type checkers only."""
     yield node
     children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         children = node.orelse
     for child in children:
-        yield from _running(child)
+        if isinstance(child, _STATEMENTS):  # no expression holds an import
+            yield from _running(child)
 
 
 def _absolute(node: ast.ImportFrom, file: Path, root: Path) -> str:
