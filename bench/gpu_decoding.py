@@ -1,9 +1,9 @@
 """How fast is a canvas decoded on a GPU, as a graph and as it is shipped, against one token a step?
 
 Two figures for each batch. *As shipped* is what the samplers do. *As a graph* is the step alone,
-captured once and replayed: a forward over a canvas, the embedded guess of the step before, the head
-and the draw. The twin's step is captured alike, over one token behind the same context; a canvas of
-L tokens takes its steps and one more forward that reads it, the twin takes L.
+captured once and replayed: a forward over a canvas, the head, the draw, and the guess that the next
+step is shown. The twin's step is captured alike, over one token behind the same context. A canvas
+of L tokens takes its steps and one more forward that reads it, the twin takes L forwards.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,6 @@ from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Quota
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
-from canvaslm.sampling.prediction import predict
 from canvaslm.sampling.sampler import CanvasSampler
 from canvaslm.sampling.stopping import Never
 from canvaslm.training.plan import Recipe
@@ -39,8 +38,8 @@ def decode(place: Place) -> Found:
         found.fallbacks.append("decode: graphs, to calls of the same work (no CUDA)")
     for batch in place.choose(_BATCHES, (1, 2)):
         steps = {
-            "canvas": _captured(_canvas_step(denoiser, batch, prompt, plans[0]), place),
-            "twin": _captured(_token_step(twin, batch, prompt, plans[1]), place),
+            "canvas": _captured(_canvas_step(denoiser, batch, prompt), place),
+            "twin": _captured(_token_step(twin, batch, prompt), place),
         }
         seconds = place.time(steps)
         twin_rate = batch / seconds["twin"].median_s
@@ -128,7 +127,7 @@ class _Buffers:
     """What a captured step reads and writes, always at the same addresses."""
 
     ids: Tensor
-    hidden: Tensor
+    guess: Tensor
     uniforms: Tensor
     times: Tensor | None
 
@@ -145,7 +144,7 @@ def _filled(model: Backbone, batch: int, prompt: int) -> tuple[KVCache, _Buffers
         uniforms = torch.from_numpy(draws.random((batch, n_new))).to(device)
         buffers = _Buffers(
             ids=ids[:, :n_new].to(device),
-            hidden=model.head_weight.new_zeros(batch, n_new, model.params.width),
+            guess=model.head_weight.new_zeros(batch, n_new, model.params.width),
             uniforms=uniforms,
             times=torch.full((batch, 1), 0.5, dtype=torch.float64, device=device)
             if model.time_embedding is not None
@@ -154,42 +153,45 @@ def _filled(model: Backbone, batch: int, prompt: int) -> tuple[KVCache, _Buffers
     return cache, buffers
 
 
-def _canvas_step(model: Backbone, batch: int, prompt: int, plan: Recipe) -> Callable[[], object]:
-    """One step of a canvas: guess, forward, head, draw; the next step reads what it drew."""
+def _canvas_step(model: Backbone, batch: int, prompt: int) -> Callable[[], object]:
+    """One step of a canvas: forward, head, guess, draw; the next step reads what it drew."""
     cache, buffers = _filled(model, batch, prompt)
-    guesses = model.params.self_conditioning != "off"
-    chunk = plan.pretrain.vocab_chunk
+    guess = buffers.guess if model.params.self_conditioning != "off" else None
 
     @torch.inference_mode()
     def step() -> None:
-        guess = model.soft_embedding(buffers.hidden, vocab_chunk=chunk) if guesses else None
         hidden = model.denoise(
             buffers.ids, buffers.times, context=cache, guess=guess, has_guess=None
         )
-        buffers.hidden.copy_(hidden)
-        buffers.ids.copy_(_drawn(model, hidden, buffers.uniforms))
+        logits = model.logits(hidden)
+        if guess is not None:
+            guess.copy_(logits.float().softmax(-1).to(logits.dtype) @ model.head_weight)
+        buffers.ids.copy_(_drawn(logits, buffers.uniforms))
 
     return step
 
 
-def _token_step(model: Backbone, batch: int, prompt: int, plan: Recipe) -> Callable[[], object]:
-    """One step of the twin behind the same context; its own key and value are not kept."""
-    del plan
+def _token_step(model: Backbone, batch: int, prompt: int) -> Callable[[], object]:
+    """One step of the twin behind the same context; the cache is not advanced."""
     cache, buffers = _filled(model, batch, prompt)
 
     @torch.inference_mode()
     def step() -> None:
         hidden = model.denoise(buffers.ids, None, context=cache, guess=None, has_guess=None)
-        buffers.ids.copy_(_drawn(model, hidden, buffers.uniforms))
+        buffers.ids.copy_(_drawn(model.logits(hidden), buffers.uniforms))
 
     return step
 
 
-def _drawn(model: Backbone, hidden: Tensor, uniforms: Tensor) -> Tensor:
-    """A token for each position, by the samplers' own draw."""
-    logits = model.logits(hidden)
-    drawn = predict(logits, temperature=_TEMPERATURE, uniforms=uniforms, step=0, n_steps=2)
-    return drawn.candidates
+def _drawn(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """A token for each position, by inverting the cumulated distribution as the samplers do.
+
+    Their own draw asks on the way whether its numbers are finite, and a graph cannot be asked.
+    """
+    cumulated = (logits.float() / _TEMPERATURE).softmax(-1).cumsum(-1)
+    level = uniforms.float()[..., None] * cumulated[..., -1:]
+    drawn = torch.searchsorted(cumulated, level, right=True).squeeze(-1)
+    return drawn.clamp_(max=logits.shape[-1] - 1)
 
 
 def _captured(step: Callable[[], object], place: Place) -> Callable[[], object]:
