@@ -1,97 +1,58 @@
 """What does it cost a training step to leave samples for a trace?
 
 One learner that keeps samples and one that keeps none take the same steps in turn, at the shape of
-``params.yaml``, for both objectives, once the memory of the samples is in use again. The price is
-the ratio of their median seconds. Prints a table on stdout and writes JSON.
+the profile `laptop`, for both objectives, once the memory of the samples is in use again. The price
+is the ratio of their median seconds. Beside it stands what a step of two windows pays: as many
+samples, so as many seconds, and so little arithmetic that noise does not hide them.
 """
 
-import argparse
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from canvaslm.measure import Timing, interleaved_seconds
+from canvaslm.reporting.benches import Scalar
+from harness import CPU, begin, finish, parser, track
+from step_work import Kind, build_step, plan_of
 
-import numpy as np
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-
-from canvaslm.device import describe_machine
-from canvaslm.diffusion.schedule import DiffusionParams
-from canvaslm.layout import Layout
-from canvaslm.measure import interleaved_seconds
-from canvaslm.model.shape import ModelParams
-from canvaslm.objective.denoising import Denoising
-from canvaslm.objective.next_token import NextToken
-from canvaslm.params import load_section
-from canvaslm.randomness import stream
-from canvaslm.reporting.files import write_json
-from canvaslm.training.learner import Learner
-from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
-
-CPU = torch.device("cpu")
-KINDS: tuple[ObjectiveKind, ...] = ("autoregressive", "diffusion")
+_KINDS: tuple[Kind, ...] = ("autoregressive", "two_streams")
+_SMALL = {"windows_per_step": 2, "micro_batch_windows": 2}
+_SMALL_ROUNDS = 5  # for each of the others
 
 
 def main() -> None:
     """Time steps with samples and without, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("reports/bench/trace.json"))
-    options = parser.parse_args()
-    pretrain = load_section(options.params, "pretrain", PretrainParams)
-    assert pretrain.trace_steps, "pretrain.trace_steps is 0: there is nothing to measure"
-    print(f"one step at the shape of {options.params}, with the samples of a trace and without")
-    warmup = pretrain.trace_steps + 2
-    rows = {}
-    for kind in KINDS:
-        plans = {name: _recipe(options.params, kind, steps) for name, steps in _choices(pretrain)}
-        runs = {name: _step(plan) for name, plan in plans.items()}
-        timings = interleaved_seconds(runs, device=CPU, rounds=options.rounds, warmup_rounds=warmup)
-        plain, sampling = timings["plain"], timings["sampling"]
-        rows[kind] = {
-            "plain_median_s": plain.median_s,
-            "sampling_median_s": sampling.median_s,
-            "extra_share": sampling.median_s / plain.median_s - 1,
-            "extra_share_of_fastest": sampling.fastest_s / plain.fastest_s - 1,
-        }
-        print(
-            f"{kind:15} {plain.median_s * 1e3:8.1f} ms  {rows[kind]['extra_share']:+7.2%} "
-            f"(fastest rounds {rows[kind]['extra_share_of_fastest']:+.2%})"
+    options = parser(__doc__, "trace", rounds=5).parse_args()
+    begin(options)
+    rows: list[dict[str, Scalar]] = []
+    ratios: dict[str, float | None] = {}
+    shape = "tiny" if options.tiny else "laptop"
+    for kind in track(_KINDS, total=len(_KINDS), label="steps with samples and without"):
+        full = _time(shape, kind, rounds=options.rounds)
+        small = _time(shape, kind, rounds=options.rounds * _SMALL_ROUNDS, **_SMALL)
+        plain_s, sampling_s = (full[name].median_s for name in ("plain", "sampling"))
+        samples_s = small["sampling"].median_s - small["plain"].median_s
+        rows.append(
+            {
+                "shape": shape,
+                "step": kind,
+                "plain_s": plain_s,
+                "sampling_s": sampling_s,
+                "samples_of_two_windows_s": samples_s,
+            }
         )
-    write_json(
-        options.out, {"machine": describe_machine(CPU), "rounds": options.rounds, "rows": rows}
-    )
+        place = f"trace/{shape}/threads{options.threads}/{kind}"
+        ratios[f"{place}_sampling_over_plain"] = sampling_s / plain_s
+        ratios[f"{place}_samples_share"] = max(samples_s, 0.0) / plain_s
+    finish(options, rows=rows, ratios=ratios)
 
 
-def _choices(pretrain: PretrainParams) -> tuple[tuple[str, int], ...]:
-    return (("plain", 0), ("sampling", pretrain.trace_steps))
-
-
-def _recipe(params: Path, kind: ObjectiveKind, trace_steps: int) -> Recipe:
-    pretrain = load_section(params, "pretrain", PretrainParams)
-    return recipe(
-        kind,
-        layout=load_section(params, "layout", Layout),
-        model=load_section(params, "model", ModelParams),
-        diffusion=load_section(params, "diffusion", DiffusionParams),
-        pretrain=pretrain.model_copy(update={"trace_steps": trace_steps}),
-    )
-
-
-def _step(plan: Recipe) -> Callable[[], object]:
-    """One optimiser step on the same random windows each time."""
-    chunk = plan.pretrain.vocab_chunk
-    if plan.diffusion is None:
-        objective = NextToken(layout=plan.layout, eot_id=0, vocab_chunk=chunk)
-    else:
-        objective = Denoising(
-            layout=plan.layout, diffusion=plan.diffusion, seed=plan.pretrain.seed, vocab_chunk=chunk
-        )
-    learner = Learner(plan, objective, CPU)
-    shape = (plan.pretrain.windows_per_step, plan.layout.window_tokens)
-    windows = stream(1, "bench").integers(plan.layout.vocab_size, size=shape)
-    return lambda: learner.take_step(plan.pretrain.warmup_steps, windows, np.arange(shape[0]))
+def _time(shape: str, kind: Kind, *, rounds: int, **pretrain: int) -> dict[str, Timing]:
+    """Steps of one kind in turn, the samples' memory in use again."""
+    runs = {}
+    for name, changes in (("plain", {"trace_steps": 0}), ("sampling", {})):
+        plan = plan_of(shape, kind, precision="float32", **pretrain, **changes)
+        step = build_step(plan)
+        for _ in range(plan.pretrain.trace_steps + 1):
+            step.run()
+        runs[name] = step.run
+    return interleaved_seconds(runs, device=CPU, rounds=rounds, warmup_rounds=1)
 
 
 if __name__ == "__main__":
