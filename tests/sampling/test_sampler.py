@@ -17,6 +17,7 @@ from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota, UnchangedOrStronger
 from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
+from canvaslm.sampling.one_pass import answer
 from canvaslm.sampling.prediction import Prediction
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import Never, StableAndConfident, Stopping
@@ -278,6 +279,38 @@ def test_accepted_position_never_changes_under_a_monotone_rule(
             assert torch.equal(now.noisy[held], before.tokens[held])
             compared += int(held.sum())
     assert compared > 50
+
+
+class _NeverButLooking(Never):
+    """The fixed schedule, by a rule that says that it reads every position."""
+
+    reads_every_position: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_head_is_left_out_only_where_nobody_asks_and_changes_nothing(
+    opinionated: Any, tiny_layout: Layout, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opinionated(tiny_layout)
+    asked: list[int] = []
+
+    def counted(question: Any, **options: Any) -> Any:
+        asked.append(question.hidden[..., 0].numel())
+        return answer(question, **options)
+
+    monkeypatch.setattr("canvaslm.sampling.sampler.answer", counted)
+    made, positions = [], []
+    for stopping in (Never(), _NeverButLooking()):
+        asked.clear()
+        sampler = _sampler(model, acceptance=RULES[rule][0], stopping=stopping, denoise_steps=6)
+        made.append(sampler.generate([[1, 2], [3, 4]], 12, [0, 1]))
+        positions.append(sum(asked))
+    assert made[0] == made[1]
+    assert positions[1] == 3 * 6 * 2 * 4
+    if RULES[rule][0].is_monotone:
+        assert positions[0] < 0.8 * positions[1]
+    else:
+        assert positions[0] == positions[1]
 
 
 def test_entropy_bound_may_take_a_token_back(scripted: Any, tiny_layout: Layout) -> None:
