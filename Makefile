@@ -8,10 +8,10 @@ SETUP := .venv/.ready
 PEERS := .venv/.bench-ready
 BENCHES := loss attention step decode trace startup roofline
 
-.PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-check performance kill-test mend clean forget
+.PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-pipeline bench-check performance kill-test mend clean forget
 
 help: ## show what each target does
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 setup: $(SETUP) ## make .venv with everything in it, once
 
@@ -56,6 +56,9 @@ $(PEERS): $(SETUP) # what the benches compare with
 
 bench: $(PEERS) ## measure the parts side by side with the best, outside the pipeline
 	for name in $(BENCHES); do python bench/$$name.py || exit; done
+
+bench-pipeline: $(SETUP) ## measure the whole pipeline from scratch beside the revision before it was made fast; half an hour
+	python bench/pipeline.py
 
 bench-check: $(SETUP) ## hold what make bench found against bench/bounds.yaml; fails when a bound is missed
 	python bench/check.py

@@ -1,0 +1,121 @@
+"""How long does the whole pipeline take, beside what it took at another revision?
+
+Both revisions are cloned and run from scratch, in turn, stage by stage: while one works on a stage
+the other stands still, so that a machine that slows down slows both. Then the losses of both are
+compared, since a pipeline may be as fast as it likes that learns less.
+"""
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import harness
+from canvaslm.params import read_yaml
+from clones import Repro, clone
+
+_BEFORE = "7f3137d"  # the last revision before anything was made faster
+_NAMES = ("before", "after")
+_LOSSES = {
+    "autoregressive": "nats_per_token",
+    "diffusion": "bound_nats_per_token",
+}
+
+
+def main() -> None:
+    """Clone, run in turn, compare, print and write."""
+    parser = harness.parser(__doc__, "pipeline", rounds=1)
+    parser.set_defaults(threads=2, out=Path("reports/bench/pipeline.json"))
+    parser.add_argument("--base", default=_BEFORE, help="the revision before")
+    parser.add_argument("--revision", default="HEAD", help="the revision after")
+    parser.add_argument("--profile", default="laptop")
+    parser.add_argument("--scratch", type=Path, help="where the clones go, and stay")
+    options = parser.parse_args()
+    if options.tiny:
+        options.base, options.profile = options.revision, "ci"
+    harness.begin(options)
+    if options.scratch is not None:
+        options.scratch.mkdir(parents=True)
+        _compare(options, options.scratch)
+        return
+    with tempfile.TemporaryDirectory(prefix="pipeline.") as scratch:
+        _compare(options, Path(scratch))
+
+
+def _compare(options: argparse.Namespace, scratch: Path) -> None:
+    revisions = dict(zip(_NAMES, (options.base, options.revision), strict=True))
+    places = {
+        name: clone(revision, scratch / name, profile=options.profile)
+        for name, revision in revisions.items()
+    }
+    words = ["dvc", "repro", *(["collect_documents"] if options.tiny else [])]
+    seconds = _run_in_turn(places, words, threads=options.threads)
+    stages = list(dict.fromkeys(stage for part in seconds.values() for stage in part))
+    rows: list[dict[str, Any]] = [
+        {"stage": stage} | {f"{name}_s": seconds[name].get(stage) for name in _NAMES}
+        for stage in stages
+    ]
+    before, after = (sum(seconds[name].values()) for name in _NAMES)
+    rows.append({"stage": "all", "before_s": before, "after_s": after})
+    place = f"pipeline/{options.profile}"
+    ratios: dict[str, float | None] = {f"{place}/wall_over_before": after / before}
+    missing: dict[str, str] = {}
+    if options.tiny:
+        missing = {"over_error": "the tiny form trains nothing"}
+    for row in [] if options.tiny else _compare_losses(places):
+        rows.append(row)
+        ratios[f"{place}/{row['loss_of']}_difference_over_error"] = row["over_error"]
+    harness.finish(options, rows=rows, ratios=ratios, not_measured=missing)
+
+
+def _run_in_turn(
+    places: dict[str, Path], words: list[str], *, threads: int
+) -> dict[str, dict[str, float]]:
+    """Seconds of each stage, by name of the clone."""
+    with ExitStack() as stack:
+        runs: dict[str, Repro] = {}
+        for name, place in places.items():
+            runs[name] = Repro(place, words, threads=threads)
+            stack.callback(runs[name].end)
+        for _ in harness.track(_turns(runs), total=len(runs), label="clones that have ended"):
+            pass
+        return {name: run.seconds for name, run in runs.items()}
+
+
+def _turns(runs: dict[str, Repro]) -> Iterator[str]:
+    """Let each run one stage, then start with the other; yield a name whenever one has ended."""
+    order = list(runs)
+    while waiting := [name for name in order if runs[name].next_stage is not None]:
+        for name in waiting:
+            runs[name].run_stage()
+            if runs[name].next_stage is None:
+                yield name
+        order.reverse()
+
+
+def _compare_losses(places: dict[str, Path]) -> Iterator[dict[str, Any]]:
+    """Held-out losses with their standard errors, and how many of those they are apart."""
+    found = {
+        name: read_yaml(place / "reports/eval_loss_parity/metrics.json")
+        for name, place in places.items()
+    }
+    for objective, key in _LOSSES.items():
+        losses, errors = (
+            [found[name][objective][part] for name in _NAMES]
+            for part in (key, "standard_error_nats")
+        )
+        error = math.hypot(*errors)
+        yield {
+            "loss_of": objective,
+            "before_nats": losses[0],
+            "after_nats": losses[1],
+            "standard_error_nats": error,
+            "over_error": abs(losses[1] - losses[0]) / error,
+        }
+
+
+if __name__ == "__main__":
+    main()

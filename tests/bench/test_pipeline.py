@@ -1,0 +1,85 @@
+"""Does a comparison of two pipelines let only one of them work at a time, and leave none behind?"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from clones import Repro
+
+# Says what DVC says. A real one needs a moment to start a stage; this one waits to be sent on, so
+# that what it does in a stage comes after the stop whatever the machine is busy with.
+STAND_IN = """
+import signal, sys
+name, stages, log, status = sys.argv[1], sys.argv[2].split(), sys.argv[3], int(sys.argv[4])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])
+for stage in stages:
+    print(f"Running stage '{stage}':")
+    signal.sigwait([signal.SIGCONT])
+    with open(log, "a") as file:
+        file.write(f"{name} {stage}\\n")
+sys.exit(status)
+"""
+
+
+def stand_in(place: Path, name: str, stages: str, *, status: int = 0) -> list[str]:
+    return [sys.executable, "-c", STAND_IN, name, stages, str(place / "log"), str(status)]
+
+
+def test_clones_work_in_turn_stage_by_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(place: Path, words: list[str], *, threads: int) -> Repro:
+        stages = "train judge" if place.name == "before" else "train judge tell"
+        return Repro(tmp_path, stand_in(tmp_path, place.name, stages), threads=threads)
+
+    monkeypatch.setattr(pipeline, "Repro", start)
+    places = {name: tmp_path / name for name in ("before", "after")}
+    seconds = pipeline._run_in_turn(places, ["dvc", "repro"], threads=1)
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "before train",
+        "after train",
+        "after judge",
+        "before judge",
+        "after tell",
+    ]
+    assert {name: list(found) for name, found in seconds.items()} == {
+        "before": ["start of DVC", "train", "judge"],
+        "after": ["start of DVC", "train", "judge", "tell"],
+    }
+    assert all(value > 0 for found in seconds.values() for value in found.values())
+
+
+def test_a_pipeline_that_fails_ends_the_comparison_with_what_it_said(tmp_path: Path) -> None:
+    run = Repro(tmp_path, stand_in(tmp_path, "a", "train", status=3), threads=1)
+    with pytest.raises(SystemExit, match="ended with 3"):
+        run.run_stage()
+
+
+@pytest.mark.timeout(60)
+def test_a_clone_stands_still_at_a_border_and_is_ended_with_the_comparison(tmp_path: Path) -> None:
+    run = Repro(tmp_path, stand_in(tmp_path, "a", "train judge"), threads=1)
+    os.waitid(os.P_PID, run._process.pid, os.WSTOPPED | os.WNOWAIT)  # for ever where it goes on
+    run.end()
+    assert run._process.returncode == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run._process.pid, 0)
+
+
+def test_losses_are_compared_in_their_standard_errors(tmp_path: Path) -> None:
+    for name, nats in (("before", 3.5), ("after", 3.54)):
+        folder = tmp_path / name / "reports/eval_loss_parity"
+        folder.mkdir(parents=True)
+        metrics = {
+            "autoregressive": {"nats_per_token": nats, "standard_error_nats": 0.03},
+            "diffusion": {"bound_nats_per_token": 5.0, "standard_error_nats": 0.04},
+        }
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    rows = pipeline._compare_losses({name: tmp_path / name for name in ("before", "after")})
+    twin, bound = (row["over_error"] for row in rows)
+    assert twin == pytest.approx(0.04 / (0.03 * 2**0.5))
+    assert bound == 0
