@@ -53,13 +53,15 @@ def _draw(name: str, bounds: Sequence[Mapping[str, Any]]) -> str:
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
+                bbox={"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.6},
             )
-        axes.axvline(1.0, color="#202428", linewidth=1.0)
+        axes.axvline(1.0, color="#202428", linewidth=1.0, zorder=0.5)
         labels = [bound["id"].partition("/")[2] for bound in reversed(bounds)]
         axes.set_yticks(range(len(bounds)), labels)
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(0, _MOST * 1.2)
-        axes.set_xlabel(f"{name}: share of the aim that was reached; more is better, 1 is the aim")
+        axes.set_ylim(-0.6, len(bounds) - 0.4)
+        axes.set_xlabel("share of the aim that was reached")
         return _to_svg(figure, f"{name}: share of each aim that was reached")
 
 
