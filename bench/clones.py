@@ -100,7 +100,8 @@ class Repro:
         self._note("")
         self._is_ended = True
         if status:
-            sys.exit(f"dvc repro ended with {status}:\n{''.join(self.said[-40:])}")
+            said = [line for line in self.said if not line.startswith("import time:")]
+            sys.exit(f"dvc repro ended with {status}:\n{''.join(said[-40:])}")
 
     def _note(self, following: str) -> None:
         self.seconds[self._stage] = time.perf_counter() - self._started_at
