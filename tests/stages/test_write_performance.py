@@ -148,6 +148,8 @@ def test_no_results_give_no_figures(place: Path) -> None:
         written(place)
 
 
-def test_each_bench_gets_its_picture(place: Path) -> None:
-    written(place)
+def test_each_bench_with_figures_gets_its_picture(place: Path) -> None:
+    assert "](pictures/loss.svg)" in written(place)
     assert (place / "docs/pictures/loss.svg").read_text().startswith("<svg")
+    assert "pictures" not in written(place, "bounds gpu")
+    assert not (place / "docs/pictures/gpu.svg").exists()

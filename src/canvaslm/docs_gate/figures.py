@@ -2,7 +2,7 @@
 
 Such a table stands between two comments, of which the first says what it shows::
 
-    <!-- figures: bounds loss -->       the bounds of one bench, by the first part of their ids
+    <!-- figures: bounds loss -->       the bounds of one bench, and its picture
     <!-- figures: rows loss D form -->  rows of one result: all columns, or those named
     <!-- figures: machine -->           on what, and with which versions, each bench ran
     <!-- figures: gaps -->              what was not measured or fell back, and why
@@ -85,7 +85,7 @@ def _drawn(words: Sequence[str], snapshot: Mapping[str, Any], *, where: str) -> 
     if kind == "bounds" and len(rest) == 1:
         chosen = [bound for bound in bounds if bound["id"].partition("/")[0] == rest[0]]
         if chosen:
-            return _bounds(chosen)
+            return _bounds(rest[0], chosen)
     if kind == "rows" and rest:
         if rest[0] not in benches:
             return f"Not measured: no result of `{rest[0]}` was there."
@@ -102,15 +102,18 @@ def _drawn(words: Sequence[str], snapshot: Mapping[str, Any], *, where: str) -> 
     )
 
 
-def _bounds(bounds: Sequence[Mapping[str, Any]]) -> str:
-    """Aim and ratio of each bound, and what came of it."""
+def _bounds(name: str, bounds: Sequence[Mapping[str, Any]]) -> str:
+    """Aim and ratio of each bound, and what came of it; and its picture, where there is one."""
     rows = []
     for bound in bounds:
         judgement = bound["judgement"].replace("_", " ")
         if bound["judgement"] == "explained":
             judgement = f"[explained](#{bound['why']})"
         rows.append([bound["id"], bound["aim"], _shown(bound["ratio"]), judgement])
-    return _table(["ratio", "aim", "found", "judgement"], rows)
+    table = _table(["ratio", "aim", "found", "judgement"], rows)
+    if all(bound["ratio"] is None for bound in bounds):
+        return table
+    return f"{table}\n\n![{name}: the share of each aim that was reached](pictures/{name}.svg)"
 
 
 def _rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, where: str) -> str:
