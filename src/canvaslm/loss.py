@@ -1,11 +1,12 @@
 """How many nats does a head lose on its targets, without a table of tokens × vocabulary?
 
 ``dense_cross_entropy`` is the specification. ``chunked_cross_entropy`` is the product: it walks
-over chunks of the vocabulary, keeps the log-sum-exp of each row, and computes each chunk again in
-the backward pass, so that the largest tensor is one (N, vocab_chunk).
+over blocks of tokens and makes the gradients on its way forward, while the exponentials of a block
+are at hand, so that it needs three products with the head and no table of all scores.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from canvaslm.errors import InputError
+from canvaslm.scores import RowSums, Scores, exact_types, product_dtype, wide
 
 IGNORED = -100  # a target that carries no loss
 
@@ -32,10 +34,10 @@ def dense_cross_entropy(
     Arguments, result and refusals are those of :func:`chunked_cross_entropy`.
     """
     _check(hidden, weight, targets, reduction)
-    dtype = _product_dtype(hidden, weight)
+    dtype = product_dtype(hidden, weight)
     logits = functional.linear(hidden.to(dtype), weight.to(dtype)).flatten(0, -2)
     nats = functional.cross_entropy(
-        logits.to(_wide(logits.dtype)), targets.flatten(), ignore_index=IGNORED, reduction="none"
+        logits.to(wide(logits.dtype)), targets.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return _reduce(nats.view_as(targets), targets, reduction)
 
@@ -49,91 +51,195 @@ def chunked_cross_entropy(
         hidden: (..., D) float.
         weight: (V, D) float, the head.
         targets: (...) int64 in [0, V), or ``IGNORED``, whose loss and gradients are exactly 0.
-        vocab_chunk: columns of logits in memory at once; changes no value beyond rounding.
+        vocab_chunk: words whose scores are worked on at once; changes no value beyond rounding.
+            Where a gradient is wanted, exponentials of 512 tokens for all words are in memory, and
+            on an accelerator of as many tokens as make up N × vocab_chunk.
         reduction: ``none`` gives (...), ``sum`` a scalar, ``mean`` the sum over counted targets
             divided by their number, and 0 when there is none.
 
     Returns:
         Nats, float32, or float64 for float64 inputs. Products are computed in autocast's type
-        where autocast is on, else in the wider type of the two inputs; sums in float32 or wider.
+        where autocast is on, else in the wider type of the two inputs, or in float32 where the
+        machine is faster with it; sums in float32 or wider. For ``sum`` and ``mean`` the gradients
+        are made here, for ``none`` in the backward pass, as each row's pull is known only there.
 
     Raises:
         TargetError: a target lies outside; it is both an InputError and a ValueError.
         InputError: the reduction is unknown or ``vocab_chunk`` is not positive.
     """
     _check(hidden, weight, targets, reduction)
-    if vocab_chunk < 1:
-        raise InputError("vocab_chunk", expected="at least 1", got=str(vocab_chunk), fix="raise it")
-    counted = targets.flatten() != IGNORED
-    rows = hidden.flatten(0, -2)[counted]  # (N, D)
-    dtype = _product_dtype(hidden, weight)
-    counted_nats = _ChunkedNats.apply(rows, weight, targets.flatten()[counted], vocab_chunk, dtype)
-    nats = counted_nats.new_zeros(targets.numel()).masked_scatter(counted, counted_nats)
-    return _reduce(nats.view_as(targets), targets, reduction)
+    work = _Work(vocab_chunk=vocab_chunk, dtype=product_dtype(hidden, weight))
+    flat, words, places = _counted(hidden, targets)
+    wants = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if reduction == "none":
+        nats = _Each.apply(flat, weight, words, work) if wants else _nats(flat, weight, words, work)
+        if places is not None:
+            nats = nats.new_zeros(targets.numel()).index_copy(0, places, nats)
+        return nats.view_as(targets)
+    divisor = 1 if reduction == "sum" else max(len(words), 1)
+    if wants:
+        return _Total.apply(flat, weight, words, work, divisor)
+    return _nats(flat, weight, words, work).sum() / divisor
 
 
-class _ChunkedNats(torch.autograd.Function):
-    """Nats of each row (N,), with a backward pass that honours each row's incoming gradient."""
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """How the scores are walked."""
+
+    vocab_chunk: int
+    dtype: torch.dtype
+
+    def scores(self, hidden: Tensor, weight: Tensor, *, keep: bool) -> Scores:
+        return Scores(
+            weight, n_rows=len(hidden), vocab_chunk=self.vocab_chunk, dtype=self.dtype, keep=keep
+        )
+
+
+class _Total(torch.autograd.Function):
+    """The sum of all rows over ``divisor``, with the gradients made on the way forward.
+
+    They are handed out once, so that nothing is copied. A graph that is walked again makes them
+    again.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        vocab_chunk: int,
-        dtype: torch.dtype,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, work: _Work, divisor: int
     ) -> Tensor:
-        lse = hidden.new_full(hidden.shape[:1], -torch.inf, dtype=_wide(dtype))
-        chosen = torch.zeros_like(lse)
-        with _no_autocast(hidden):
-            for first in range(0, len(weight), vocab_chunk):
-                columns = weight[first : first + vocab_chunk]
-                logits = _product(hidden, columns.T, dtype)
-                lse = torch.logaddexp(lse, logits.logsumexp(-1))
-                column, inside = _locate(targets, first, len(columns))
-                chosen += torch.where(inside, logits.gather(1, column), 0).squeeze(1)
-        ctx.save_for_backward(hidden, weight, targets, lse)
-        ctx.vocab_chunk, ctx.dtype = vocab_chunk, dtype
-        return lse - chosen
+        ctx.work, ctx.pull, ctx.wants = work, 1.0 / divisor, ctx.needs_input_grad[:2]
+        ctx.save_for_backward(hidden, weight, targets)
+        nats, ctx.made = _nats_with_gradients(hidden, weight, targets, work, ctx.pull, ctx.wants)
+        return nats.sum() / divisor
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides its names
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden, weight, targets, lse = ctx.saved_tensors
-        d_hidden = torch.zeros_like(hidden, dtype=lse.dtype)
-        d_weight = torch.empty_like(weight)
-        with _no_autocast(hidden):
-            for first in range(0, len(weight), ctx.vocab_chunk):
-                columns = weight[first : first + ctx.vocab_chunk]
-                d_logits = _product(hidden, columns.T, ctx.dtype).sub_(lse[:, None]).exp_()
-                column, inside = _locate(targets, first, len(columns))
-                d_logits.scatter_add_(1, column, -inside.to(lse.dtype))
-                d_logits.mul_(gradients[0][:, None])
-                d_hidden += _product(d_logits, columns, ctx.dtype)
-                # A chunk owns its rows of the head: one product, with no partial sums to round.
-                d_weight[first : first + len(columns)] = _product(d_logits.T, hidden, ctx.dtype)
-        return d_hidden.to(hidden.dtype), d_weight, None, None, None
+        ctx: Any, *pulls: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        made, ctx.made = ctx.made, None
+        if made is None:
+            hidden, weight, targets = ctx.saved_tensors
+            made = _nats_with_gradients(hidden, weight, targets, ctx.work, ctx.pull, ctx.wants)[1]
+        d_hidden, d_weight = made.scaled(pulls[0])
+        return d_hidden, d_weight, None, None, None
 
 
-def _locate(targets: Tensor, first: int, n_columns: int) -> tuple[Tensor, Tensor]:
-    """Column (N, 1) of each target inside a chunk, and whether (N, 1) it lies there at all."""
-    column = (targets - first)[:, None]
-    inside = (column >= 0) & (column < n_columns)
-    return column.clamp(0, n_columns - 1), inside
+class _Each(torch.autograd.Function):
+    """Nats of each row (N,), with a backward pass that honours each row's incoming gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, work: _Work) -> Tensor:
+        ctx.work = work
+        ctx.save_for_backward(hidden, weight, targets)
+        return _nats(hidden, weight, targets, work)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides its names
+        ctx: Any, *pulls: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, weight, targets = ctx.saved_tensors
+        wants = ctx.needs_input_grad[:2]
+        _, made = _nats_with_gradients(hidden, weight, targets, ctx.work, pulls[0], wants)
+        d_hidden, d_weight = made.in_types_of_inputs()
+        return d_hidden, d_weight, None, None
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """``a @ b`` of values rounded to ``dtype``, summed and returned in float32 or wider.
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """Gradients in float32 or wider, and the types that the inputs have."""
 
-    A score of 20 nats returned in bfloat16 would be off by up to 0.06.
+    d_hidden: Tensor | None
+    d_weight: Tensor | None
+    hidden_dtype: torch.dtype
+    weight_dtype: torch.dtype
+
+    def scaled(self, pull: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Times the gradient that comes in; that costs nothing where it is known to be 1."""
+        if pull.is_cuda or pull.item() != 1.0:
+            for gradient in (self.d_hidden, self.d_weight):
+                if gradient is not None:
+                    gradient.mul_(pull)
+        return self.in_types_of_inputs()
+
+    def in_types_of_inputs(self) -> tuple[Tensor | None, Tensor | None]:
+        return (
+            None if self.d_hidden is None else self.d_hidden.to(self.hidden_dtype),
+            None if self.d_weight is None else self.d_weight.to(self.weight_dtype),
+        )
+
+
+def _nats(hidden: Tensor, weight: Tensor, targets: Tensor, work: _Work) -> Tensor:
+    """Nats of each row (N,), by one product."""
+    scores = work.scores(hidden, weight, keep=False)
+    nats = hidden.new_empty(len(hidden), dtype=wide(work.dtype))
+    with torch.no_grad(), exact_types(hidden, work.dtype):
+        for block in scores.blocks(len(hidden)):
+            rows = scores.factor_of(hidden[block])
+            nats[block] = _row_nats(scores.exponentials(rows, targets=targets[block]))
+    return nats
+
+
+def _nats_with_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    work: _Work,
+    pull: Tensor | float,
+    wants: Sequence[bool],
+) -> tuple[Tensor, _Made]:
+    """Nats (N,) and the gradients of their sum weighted by ``pull``, by three products.
+
+    With e the exponentials of a row and Z their sum, its gradient to the scores is
+    ``pull * (e / Z - onehot)``. The table gets ``e - Z * onehot``, one number a row; ``pull / Z``
+    goes into the factors that have D columns rather than V.
     """
-    a, b, wide = a.to(dtype), b.to(dtype), _wide(dtype)
-    if a.is_cuda and dtype != wide:
-        return torch.mm(a, b, out_dtype=wide)
-    return a.to(wide) @ b.to(wide)
+    scores = work.scores(hidden, weight, keep=True)
+    nats = hidden.new_empty(len(hidden), dtype=wide(work.dtype))
+    d_hidden = torch.empty_like(hidden, dtype=nats.dtype) if wants[0] else None
+    d_weight = weight.new_empty(weight.shape, dtype=nats.dtype) if wants[1] else None
+    if d_weight is not None and not len(hidden):
+        d_weight.zero_()
+    with exact_types(hidden, work.dtype):
+        for block in scores.blocks(len(hidden)):
+            rows, words = hidden[block], targets[block]
+            sums = scores.exponentials(scores.factor_of(rows), targets=words)
+            nats[block] = _row_nats(sums)
+            pulls = (pull[block] if isinstance(pull, Tensor) else pull) / sums.total
+            slopes = scores.table[: len(rows)].scatter_add_(1, words[:, None], -sums.total[:, None])
+            scaled = scores.factor_of(rows * pulls[:, None])
+            for columns, part in scores.tiles():
+                slope = slopes[:, columns]
+                if d_hidden is not None:
+                    add = columns.start > 0
+                    scores.product_into(d_hidden[block], slope, part, add=add)
+                if d_weight is not None:
+                    add = block.start > 0
+                    scores.product_into(d_weight[columns], slope.T, scaled, add=add)
+            if d_hidden is not None:
+                d_hidden[block].mul_(pulls[:, None])
+    made = _Made(
+        d_hidden=d_hidden,
+        d_weight=d_weight,
+        hidden_dtype=hidden.dtype,
+        weight_dtype=weight.dtype,
+    )
+    return nats, made
+
+
+def _row_nats(sums: RowSums) -> Tensor:
+    assert sums.chosen is not None
+    return sums.total.log() - sums.chosen
+
+
+def _counted(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows (N, D) and targets (N,) that carry loss, and their places where not all do."""
+    flat, words = hidden.flatten(0, -2), targets.flatten()
+    counted = words != IGNORED
+    if bool(counted.all()):
+        return flat, words, None
+    places = counted.nonzero().squeeze(1)
+    return flat.index_select(0, places), words.index_select(0, places), places
 
 
 def _reduce(nats: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
@@ -162,18 +268,3 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str) -> N
             got=str(int(targets[position])),
             fix="train and score with the tokenizer that the shards were packed with",
         )
-
-
-def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    if torch.is_autocast_enabled(hidden.device.type):
-        return torch.get_autocast_dtype(hidden.device.type)
-    return torch.promote_types(hidden.dtype, weight.dtype)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Keep the types that were chosen; the backward pass runs outside autocast anyway."""
-    return torch.autocast(tensor.device.type, enabled=False)

@@ -28,6 +28,7 @@ from canvaslm.model.packed import PackedBackbone
 from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.model.shape import ModelParams
 from canvaslm.randomness import stream
+from canvaslm.scores import soft_embedding
 
 _INIT_STD = 0.02  # Radford et al. 2019 (GPT-2)
 
@@ -157,24 +158,11 @@ class Backbone(nn.Module):
         return functional.linear(hidden, self.head_weight)
 
     def soft_embedding(self, hidden: Tensor, *, vocab_chunk: int) -> Tensor:
-        """``softmax(logits) @ head_weight``, as (B, S, D), in one pass over vocabulary chunks.
+        """``softmax(logits) @ head_weight``, as (B, S, D), without a table of all logits.
 
-        The sums are kept relative to a running maximum (Milakov & Gimelshein 2018, arXiv
-        1805.02867); the largest tensor is one (B, S, vocab_chunk).
+        Nothing is differentiable (:func:`canvaslm.scores.soft_embedding`).
         """
-        dtype = wide(hidden.dtype)
-        largest = hidden.new_full((*hidden.shape[:-1], 1), -math.inf, dtype=dtype)
-        total = torch.zeros_like(largest)
-        mixed = torch.zeros_like(hidden, dtype=dtype)
-        for rows in self.head_weight.split(vocab_chunk):
-            logits = functional.linear(hidden, rows).to(dtype)
-            raised = torch.maximum(largest, logits.amax(-1, keepdim=True))
-            shrink = torch.exp(largest - raised)
-            weights = torch.exp(logits - raised)
-            total = total * shrink + weights.sum(-1, keepdim=True)
-            mixed = mixed * shrink + (weights.to(rows.dtype) @ rows).to(dtype)
-            largest = raised
-        return (mixed / total).to(hidden.dtype)
+        return soft_embedding(hidden, self.head_weight, vocab_chunk=vocab_chunk).vectors
 
     @torch.no_grad()
     def _denoise_behind(
