@@ -182,9 +182,7 @@ class KVCache:
 
     def pack(self, model: "Backbone") -> PackedBackbone | None:
         """The model's weights, laid out once for the life of the cache; None where they are not."""
-        if not can_be_packed(model):
-            return None
-        if self._packed is None:
+        if self._packed is None and can_be_packed(model):
             self._packed = PackedBackbone(model, self.capacity)
         return self._packed
 

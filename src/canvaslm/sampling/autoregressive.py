@@ -16,8 +16,7 @@ from torch.nn import functional
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
-from canvaslm.sampling.one_pass import Asked, answer
-from canvaslm.sampling.prediction import Prediction
+from canvaslm.sampling.prediction import draw
 from canvaslm.sampling.request import (
     Generated,
     Group,
@@ -65,11 +64,15 @@ class AutoregressiveSampler:
         given = given.to(self.model.head_weight.device)
         uniforms = self._uniforms(group).to(given.device)
         for number in range(n_tokens):
-            hidden = self.model.encode(given, cache=cache).hidden[:, -1:]
+            hidden = self.model.encode(given, cache=cache).hidden[:, -1]
             _count(live, given.shape[1], is_prefill=number == 0)
-            drawn = self._draw(hidden, cache, uniforms[:, number : number + 1])
-            _take(live, drawn, group, self.eot_id)
-            live, given, uniforms = keep_live(live, cache, drawn.candidates, uniforms)
+            head = cache.head(self.model)
+            logits = hidden.to(head.dtype) @ head
+            ids, is_finite = draw(
+                logits, temperature=self.temperature, uniforms=uniforms[:, number]
+            )
+            _take(live, ids, is_finite, group, self.eot_id)
+            live, given, uniforms = keep_live(live, cache, ids[:, None], uniforms)
             if not live:
                 return
 
@@ -81,19 +84,6 @@ class AutoregressiveSampler:
         draws = [stream(row.seed, "sample").random(shape[1]) for row in group.rows]
         return torch.from_numpy(np.stack(draws))
 
-    def _draw(self, hidden: Tensor, cache: KVCache, uniforms: Tensor) -> Prediction:
-        """Draw the next token of each row from hidden states (B, 1, D)."""
-        asked = Asked(
-            hidden=hidden,
-            head=cache.head(self.model),
-            noisy=None,
-            excess=None,
-            temperature=self.temperature,
-            uniforms=uniforms if self.temperature else None,
-            vocab_chunk=self.model.layout.vocab_size,
-        )
-        return answer(asked, step=0, n_steps=1)[0]
-
 
 def _count(live: list[Row], tokens: int, *, is_prefill: bool) -> None:
     for row in live:
@@ -103,11 +93,12 @@ def _count(live: list[Row], tokens: int, *, is_prefill: bool) -> None:
             row.count_encoding(tokens)
 
 
-def _take(live: list[Row], drawn: Prediction, group: Group, eot_id: int | None) -> None:
+def _take(
+    live: list[Row], ids: Tensor, is_finite: Tensor, group: Group, eot_id: int | None
+) -> None:
     """Append each row's token, or end the row whose numbers are not finite."""
-    finite = drawn.entropy.isfinite().flatten().tolist()
-    for row, ids, is_finite in zip(live, drawn.candidates.tolist(), finite, strict=True):
-        if is_finite:
-            row.extend(ids, eot_id=eot_id, limit=group.limit)
+    for row, token, flag in zip(live, ids.tolist(), is_finite.tolist(), strict=True):
+        if flag:
+            row.extend([token], eot_id=eot_id, limit=group.limit)
         else:
             row.reason = "not_finite"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from canvaslm.model.layers import wide
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -72,6 +74,25 @@ def predict(
     )
 
 
+def draw(logits: Tensor, *, temperature: float, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidate of each row alone, for a decoder that asks for nothing else.
+
+    Args:
+        logits: (B, V), any float dtype; the exponentials have the wide type, their sums float64.
+        temperature: τ ≥ 0.
+        uniforms: (B,) float64 in [0, 1); not looked at where τ is 0.
+
+    Returns:
+        Ids (B,), by the law of :func:`predict`, and whether a row's numbers are finite, (B,) bool.
+    """
+    logits = logits.to(wide(logits.dtype))
+    if temperature == 0.0:
+        return logits.argmax(-1), logits.isfinite().all(-1)
+    exponents = logits - logits.amax(-1, keepdim=True)
+    cumulated = exponents.mul_(1.0 / temperature).exp_().cumsum(-1, dtype=torch.float64)
+    return _invert_cumulated(cumulated, uniforms), cumulated[:, -1].isfinite()
+
+
 def shaped_probabilities(logits: Tensor, *, temperature: float) -> Tensor:
     """softmax(logits/τ) over the last dimension in float64; softmax(logits) where τ is 0."""
     return torch.softmax(logits.double() / (temperature or 1.0), -1)
@@ -90,11 +111,7 @@ def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         ids (...) int64 in 0..V-1.
     """
-    cumulated = probabilities.cumsum(-1)
-    # The largest uniform number is 1 − 2^-53; times any total it rounds to less than the total.
-    level = uniforms[..., None] * cumulated[..., -1:]
-    drawn = torch.searchsorted(cumulated, level, right=True).squeeze(-1)
-    return drawn.clamp_(max=probabilities.shape[-1] - 1)
+    return _invert_cumulated(probabilities.cumsum(-1), uniforms)
 
 
 def temperature_at(step: int, *, n_steps: int, start: float, end: float) -> float:
@@ -102,3 +119,10 @@ def temperature_at(step: int, *, n_steps: int, start: float, end: float) -> floa
     if n_steps == 1:
         return start
     return start + (end - start) * step / (n_steps - 1)
+
+
+def _invert_cumulated(cumulated: Tensor, uniforms: Tensor) -> Tensor:
+    # The largest uniform number is 1 − 2^-53; times any total it rounds to less than the total.
+    level = uniforms[..., None] * cumulated[..., -1:]
+    drawn = torch.searchsorted(cumulated, level, right=True).squeeze(-1)
+    return drawn.clamp_(max=cumulated.shape[-1] - 1)
