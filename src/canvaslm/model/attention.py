@@ -6,9 +6,10 @@ Each function slices the keys that a canvas may see, so that most calls need no 
 - :func:`block_causal_attention`: one stream, each canvas sees itself and earlier canvases;
 - :func:`canvas_attention`: a noisy canvas sees clean keys strictly before it, and itself.
 
-On CUDA several canvases go through one flex-attention call with a block mask (Dong et al. 2024,
-arXiv 2412.05496); :func:`_fuses_canvases` is the only place that decides. Heads are
-q (B, H, S, E) and k, v (B, K, S, E), where K divides H.
+Several canvases on a CPU go through :mod:`canvaslm.model.sliced`, on CUDA through one
+flex-attention call with a block mask (Dong et al. 2024, arXiv 2412.05496); a single canvas, as in
+decoding, meets all its keys in one plain call. Heads are q (B, H, S, E) and k, v (B, K, S, E),
+where K divides H.
 """
 
 import functools
@@ -18,21 +19,27 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
+from canvaslm.model.layers import wide
+from canvaslm.model.sliced import SlicedAttention, Slices
+
 _QUERY_ROWS = 256  # queries under one mask when a causal suffix meets a cache: bounds its size
+_CAUSAL_BLOCK = 64  # queries whose own keys are hidden from one another: fewer hide less
+_MANY_SCORES = 2**19  # of a causal window: below them, and forward alone, the library is faster
+_CAUSAL_BLOCKS = 4  # least number of such blocks in a window: fewer compute more than is seen
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend to keys up to one's own position, the last query sitting on the last key.
 
-    With as many queries as keys no mask exists. With fewer (a cache lies before them) the queries
-    go in chunks of 256, each under a boolean mask of its own keys; that path serves decoding.
+    With as many queries as keys, or a single query, no mask exists. Otherwise a cache lies before
+    the queries; they go in chunks of 256, each under a boolean mask of its own keys.
     """
     S, n_keys = q.shape[2], k.shape[2]
-    if n_keys == S:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    if S == 1:  # the one query sits on the last key
+    assert n_keys >= S, "causal attention needs at least as many keys as queries"
+    if S == 1:
         return full_attention(q, k, v)
-    assert n_keys > S, "causal attention needs at least as many keys as queries"
+    if n_keys == S:
+        return _causal_window(q, k, v)
     start = n_keys - S
     outputs = []
     for first in range(0, S, _QUERY_ROWS):
@@ -56,11 +63,10 @@ def block_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, canvas_tokens: in
     if _fuses_canvases(q, n_canvases):
         mask = _block_mask("block_causal", q.shape[2], k.shape[2], canvas_tokens, start, q.device)
         return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
-    outputs = []
-    for b, own_q in enumerate(q.split(canvas_tokens, dim=2)):
-        end = start + (b + 1) * canvas_tokens
-        outputs.append(full_attention(own_q, k[:, :, :end], v[:, :, :end]))
-    return torch.cat(outputs, dim=2)
+    if n_canvases == 1:
+        return full_attention(q, k, v)
+    slices = Slices(block_tokens=canvas_tokens, start=start, causal=False)
+    return _sliced(q, k, v, None, None, slices)
 
 
 def canvas_attention(
@@ -87,20 +93,15 @@ def canvas_attention(
     n_canvases = _count_canvases(q, canvas_tokens)
     n_seen = start + (n_canvases - 1) * canvas_tokens
     assert clean_k.shape[2] >= n_seen, "each canvas but the last needs its clean copy in context"
-    clean_k, clean_v = clean_k[:, :, :n_seen], clean_v[:, :, :n_seen]
+    if q.device.type == "cpu" and n_canvases > 1:
+        slices = Slices(block_tokens=canvas_tokens, start=start, causal=False)
+        return _sliced(q, k, v, clean_k, clean_v, slices)
+    keys = torch.cat((clean_k[:, :, :n_seen], k), dim=2)
+    values = torch.cat((clean_v[:, :, :n_seen], v), dim=2)
     if _fuses_canvases(q, n_canvases):
-        keys, values = torch.cat((clean_k, k), dim=2), torch.cat((clean_v, v), dim=2)
         mask = _block_mask("canvas", q.shape[2], keys.shape[2], canvas_tokens, start, q.device)
         return _compiled_flex()(q, keys, values, block_mask=mask, enable_gqa=True)
-    outputs = []
-    for b, (own_q, own_k, own_v) in enumerate(
-        zip(*(x.split(canvas_tokens, dim=2) for x in (q, k, v)), strict=True)
-    ):
-        before = start + b * canvas_tokens
-        keys = torch.cat((clean_k[:, :, :before], own_k), dim=2)
-        values = torch.cat((clean_v[:, :, :before], own_v), dim=2)
-        outputs.append(full_attention(own_q, keys, values))
-    return torch.cat(outputs, dim=2)
+    return full_attention(q, keys, values)
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -126,6 +127,37 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     if seen.dtype != torch.bool:
         raise TypeError(f"seen: expected a bool mask (True: may attend), got {seen.dtype}")
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+
+def _causal_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to keys up to one's own position, with as many keys as queries."""
+    S = q.shape[2]
+    block = max(1, min(_CAUSAL_BLOCK, S // _CAUSAL_BLOCKS))
+    slices = Slices(block_tokens=block, start=0, causal=True)
+    many = q.shape[0] * q.shape[1] * S * S >= _MANY_SCORES and slices.are_short(q)
+    if many and q.device.type == "cpu" and _learns(q, k, v):
+        return _sliced(q, k, v, None, None, slices)
+    dtype = wide(q.dtype) if q.device.type == "cpu" else q.dtype
+    with torch.autocast(q.device.type, enabled=False):
+        attended = functional.scaled_dot_product_attention(
+            q.to(dtype), k.to(dtype), v.to(dtype), is_causal=True, enable_gqa=True
+        )
+    return attended.to(q.dtype)
+
+
+def _learns(*heads: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in heads)
+
+
+def _sliced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    clean_k: Tensor | None,
+    clean_v: Tensor | None,
+    slices: Slices,
+) -> Tensor:
+    return SlicedAttention.apply(q, k, v, clean_k, clean_v, slices)  # pyright: ignore[reportReturnType]
 
 
 def _count_canvases(q: Tensor, canvas_tokens: int) -> int:
