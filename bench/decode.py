@@ -1,4 +1,4 @@
-"""How fast does a canvas decoder write against one token at a time, and where does a step's time go?
+"""How fast does a canvas decoder write against one token a time, and where does a step's time go?
 
 Random weights at one shape (5.8 million parameters, width 256, 4,096 words): text means nothing
 here, and time does not depend on it. Canvases of 64 and 256 tokens at 4, 8, 16 and 32 steps and

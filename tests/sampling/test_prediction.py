@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from canvaslm.randomness import stream
-from canvaslm.sampling.prediction import invert, predict, shaped_probabilities, temperature_at
+from canvaslm.sampling.prediction import (
+    draw,
+    invert,
+    predict,
+    shaped_probabilities,
+    temperature_at,
+)
 
 
 def _uniforms(n: int, seed: int = 0) -> torch.Tensor:
@@ -61,6 +67,44 @@ def test_temperature_zero_takes_the_argmax_and_no_random_number() -> None:
     now = predict(logits, temperature=0.0, uniforms=None, step=0, n_steps=4)
     assert torch.equal(now.candidates, logits.argmax(-1))
     assert torch.equal(now.confidence, torch.softmax(logits.double(), -1).amax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.7])
+def test_one_token_is_drawn_as_a_whole_prediction_draws_it(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    logits = torch.randn(300, 500, generator=torch.Generator().manual_seed(0)).mul_(3).to(dtype)
+    uniforms = _uniforms(300)
+    now = predict(
+        logits[None],
+        temperature=temperature,
+        uniforms=uniforms[None] if temperature else None,
+        step=0,
+        n_steps=1,
+    )
+    ids, is_finite = draw(logits, temperature=temperature, uniforms=uniforms)
+    assert is_finite.all()
+    assert torch.equal(ids, now.candidates[0])  # no number lies within rounding of an edge here
+
+
+def test_law_of_one_token_is_that_of_float64() -> None:
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0, -9.0, -math.inf])
+    n = 50_000
+    evenly = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    for temperature in (0.4, 1.0, 2.5):
+        ids, is_finite = draw(logits.expand(n, -1), temperature=temperature, uniforms=evenly)
+        law = shaped_probabilities(logits, temperature=temperature)
+        assert is_finite.all()
+        assert (torch.bincount(ids, minlength=6) - n * law).abs().max() <= 1.05
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_token_says_where_numbers_are_not_finite(temperature: float) -> None:
+    logits = torch.zeros(3, 4)
+    logits[1, 2], logits[2, 3] = math.nan, math.inf
+    _, is_finite = draw(logits, temperature=temperature, uniforms=_uniforms(3))
+    assert is_finite.tolist() == [True, False, False]
 
 
 # BR-54

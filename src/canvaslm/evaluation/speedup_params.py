@@ -42,7 +42,7 @@ class EvalSpeedupParams(Params):
         description="above held-out text's nats per token by more than this, samples are noise",
     )
     vocab_chunk: int = Field(
-        ge=1, description="vocabulary entries at a time when a guess is embedded"
+        ge=1, description="vocabulary entries of one product of a step's head; changes no value"
     )
 
 
@@ -73,7 +73,7 @@ class GenerateParams(Params):
     )
     end_temperature: float = Field(ge=0, description="temperature of a canvas's last step")
     vocab_chunk: int = Field(
-        ge=1, description="vocabulary entries at a time when a guess is embedded"
+        ge=1, description="vocabulary entries of one product of a step's head; changes no value"
     )
 
     @model_validator(mode="after")

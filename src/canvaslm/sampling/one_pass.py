@@ -159,7 +159,9 @@ class _Block:
 
     def _bin(self, bins: Tensor) -> Tensor:
         """The logits (R, 128) of one bin (R, 1) for each position."""
-        return self._logits.gather(1, bins[..., None].expand(-1, 1, _BIN))[:, 0]
+        n_rows, n_bins, _ = self._logits.shape
+        first = torch.arange(0, n_rows * n_bins, n_bins, device=bins.device)
+        return self._logits.flatten(0, 1).index_select(0, bins[:, 0] + first)
 
     def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of each bin, (R, bins) float64: largest logit, Σ e, Σ e·s with e = exp(s)."""
