@@ -17,7 +17,7 @@ from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.benches import Scalar
 from canvaslm.training.plan import Recipe
 from harness import CPU, product_run
-from step_work import Kind, build_step, plan_of, random_windows
+from step_work import Kind, bare_products, build_step, plan_of, random_windows
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PRODUCT = "product"
@@ -98,12 +98,12 @@ def _works_of(group: Group, found: Found) -> dict[str, _Work]:
         step = build_step(plan, masked=kind == "masked")
         works[str(kind)] = _Work(run=step.run, flops=step.flops, tokens=step.tokens)
     if group.has_peers:
-        twin, like = (
-            plan_of(group.shape, "autoregressive", precision=group.precision),
-            "autoregressive",
-        )
+        twin = plan_of(group.shape, "autoregressive", precision=group.precision)
+        own = works["autoregressive"]
         for name, run in _peers_of(twin, found).items():
-            works[name] = _Work(run=run, flops=works[like].flops, tokens=works[like].tokens)
+            works[name] = _Work(run=run, flops=own.flops, tokens=own.tokens)
+        run, flops = bare_products(twin)
+        works["bare_products"] = _Work(run=run, flops=flops, tokens=own.tokens)
     return works
 
 

@@ -36,6 +36,8 @@ from harness import CPU, ROOT
 Kind = Literal["autoregressive", "one_stream", "two_streams", "masked"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+_SCORED_ROWS = 512  # tokens whose scores are in memory at once
+
 # The profile that a shape begins with, and what is changed. cpu_small has 5.8 million parameters.
 _SHAPES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "tiny": ("ci", {}),
@@ -138,6 +140,46 @@ def build_step(plan: Recipe, *, masked: bool = False) -> Step:
         numbers=numbers,
         flops=objective.flops_per_window(plan.model) * len(windows),
     )
+
+
+def bare_products(plan: Recipe) -> tuple[Callable[[], object], float]:
+    """The matrix products of a step's linear layers and head alone, forward and backward.
+
+    Each writes into a buffer that is used again, so that a step cannot be faster than these; those
+    of attention are left out.
+
+    Returns:
+        The work, and its floating-point operations.
+    """
+    model, n = plan.model, plan.pretrain.windows_per_step * plan.layout.window_tokens
+    dtype = torch.bfloat16 if plan.pretrain.precision == "bfloat16" else torch.float32
+    D, E, F = model.width, model.head_width, model.ffn_width
+    block = [(D, (model.n_heads + 2 * model.n_kv_heads) * E), (model.n_heads * E, D)]
+    block += [(D, 2 * F), (F, D)]
+    layers = [_Linear(n, *shape, dtype) for shape in block * model.n_layers]
+    rows = min(n, _SCORED_ROWS)
+    heads = [_Linear(rows, D, plan.layout.vocab_size, dtype)] * (n // rows)
+
+    def run() -> None:
+        for layer in (*layers, *heads):
+            layer.forward_and_backward()
+
+    return run, sum(layer.flops for layer in (*layers, *heads))
+
+
+class _Linear:
+    """A matrix, its input and its output, with room for the gradients of all three."""
+
+    def __init__(self, rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+        self._x, self._dx = (torch.randn(rows, inputs).to(dtype) for _ in range(2))
+        self._y = torch.randn(rows, outputs).to(dtype)
+        self._weight, self._dweight = (torch.randn(outputs, inputs).to(dtype) for _ in range(2))
+        self.flops = 6.0 * rows * inputs * outputs
+
+    def forward_and_backward(self) -> None:
+        torch.mm(self._x, self._weight.T, out=self._y)
+        torch.mm(self._y, self._weight, out=self._dx)
+        torch.mm(self._y.T, self._x, out=self._dweight)
 
 
 def build_objective(plan: Recipe) -> Objective:
