@@ -135,23 +135,26 @@ def product_run(
     return lambda: torch.mm(left, right, out=out), 2.0 * size**3
 
 
-def fresh_peak_bytes(function_path: str, arguments: Mapping[str, Any]) -> int | None:
+def fresh_peak_bytes(
+    function_path: str, arguments: Mapping[str, Any], *, processes: int = _FRESH_PROCESSES
+) -> int | None:
     """Memory that a piece of work takes beyond what was there before it.
 
-    The work runs once in each of three fresh processes, with the threads of this one and under the
+    The work runs once in each of some fresh processes, with the threads of this one and under the
     same allocator.
 
     Args:
         function_path: ``module:function`` of a file of ``bench/``. The function gets the arguments
             by name, prepares all inputs, and returns the work, which takes none.
         arguments: what JSON can carry.
+        processes: how many; one will do for work of many seconds that fills its memory at once.
 
     Returns:
         The median in bytes; None where this machine gives no answer.
     """
     words = [sys.executable, __file__, function_path, json.dumps(arguments)]
     found: list[int] = []
-    for _ in range(_FRESH_PROCESSES):
+    for _ in range(processes):
         ran = subprocess.run(
             [*words, str(torch.get_num_threads())], capture_output=True, text=True, check=False
         )
