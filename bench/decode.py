@@ -46,15 +46,21 @@ class _Group:
     new_tokens: int
     batch: int
     steps: tuple[int, ...]
+    peers: tuple[str, ...] = ("llama_growing", "gpt2_growing")
     rounds: int | None = None  # None: as many as the options say
 
 
+_ALL_PEERS = tuple(form for forms in PEERS.values() for form in forms)
 _GROUPS = (
-    _Group(dtype="float32", canvas_tokens=64, new_tokens=128, batch=1, steps=_STEPS),
-    _Group(dtype="bfloat16", canvas_tokens=64, new_tokens=128, batch=1, steps=_STEPS),
+    _Group(
+        dtype="float32", canvas_tokens=64, new_tokens=128, batch=1, steps=_STEPS, peers=_ALL_PEERS
+    ),
+    _Group(
+        dtype="bfloat16", canvas_tokens=64, new_tokens=128, batch=1, steps=_STEPS, peers=_ALL_PEERS
+    ),
     _Group(dtype="float32", canvas_tokens=256, new_tokens=256, batch=1, steps=_STEPS),
     _Group(dtype="bfloat16", canvas_tokens=256, new_tokens=256, batch=1, steps=_STEPS),
-    _Group(dtype="float32", canvas_tokens=64, new_tokens=64, batch=8, steps=_STEPS, rounds=3),
+    _Group(dtype="float32", canvas_tokens=64, new_tokens=64, batch=8, steps=_STEPS, rounds=2),
     _Group(dtype="float32", canvas_tokens=256, new_tokens=256, batch=8, steps=(8,), rounds=1),
 )
 _TINY_GROUPS = (
@@ -72,7 +78,7 @@ class _Found:
 
 def main() -> None:
     """Time group by group, then the parts of a step; print and write."""
-    options = parser(__doc__, "decode").parse_args()
+    options = parser(__doc__, "decode", rounds=3).parse_args()
     begin(options)
     sizes, groups = (_TINY, _TINY_GROUPS) if options.tiny else (Sizes(), _GROUPS)
     found = _Found()
@@ -100,7 +106,8 @@ def _time_group(group: _Group, sizes: Sizes, options: argparse.Namespace, found:
         name: _run(decoder, prompts, group.new_tokens, made, name)
         for name, decoder in decoders.items()
     }
-    runs |= build_peers(sizes, prompts, group.new_tokens, dtype)
+    peers = build_peers(sizes, prompts, group.new_tokens, dtype)
+    runs |= {name: run for name, run in peers.items() if name in group.peers}
     n_rounds = min(options.rounds, group.rounds or options.rounds)
     timings = interleaved_seconds(runs, device=CPU, rounds=n_rounds, warmup_rounds=1)
     rates = {

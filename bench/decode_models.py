@@ -79,9 +79,9 @@ def build_decoders(
     decoders: dict[str, Decoder] = {
         f"steps_{n_steps}": replace(fixed, denoise_steps=n_steps) for n_steps in steps
     }
-    if 8 in steps:
+    if len(steps) > 1:
         decoders["steps_8_self_conditioned"] = _canvases(_network(guessing, layout, dtype), 8)
-    if 32 in steps:
+    if len(steps) > 1:
         sure = StableAndConfident(threshold=0.005, patience=1)
         decoders[ADAPTIVE] = replace(fixed, denoise_steps=32, stopping=sure)
     decoders["autoregressive"] = AutoregressiveSampler(
