@@ -24,8 +24,15 @@ FILES = {
         "    params: PARAMS = Path('params.yaml'),\n"
         ") -> None: ...\n"
     ),
+    "bench/harness.py": "options.add_argument('--rounds')\n",
+    "bench/loss.py": "import harness\noptions.add_argument('--all')\n",
+    "bench/alone.py": "options.add_argument('--kills')\n",
     "tests/test_loss.py": "def test_it_adds(): ...\n",
     "docs/measured/ci.json": '{"eval": {"loss": 4.5249, "n": 343516160, "gap": null, "v": "pass"}}',
+    "docs/measured/bench.json": (
+        '{"benches": {}, "bounds": [{"id": "a/b", "aim": "≤ 1", "ratio": null, "why": null,'
+        ' "judgement": "fail", "reason": "x"}]}'
+    ),
     "reports/eval/metrics.json": '{"loss": 4.5}',
     "reports/eval/samples.json": "{}",
     "docs/other.md": "# A head, of `sorts`\n\n# Same\n\n# Same\n",
@@ -75,7 +82,10 @@ def command(text: str) -> str:
         command("dvc exp show | head"),
         command("python stages/pretrain.py --objective x \\\n  --n-steps 3 --no-quiet --params p"),
         command("python stages/pretrain.py --help"),
+        command("python bench/loss.py --all --rounds 3"),
         command("pytest tests/test_loss.py::test_it_adds"),
+        "<!-- figures: bounds a -->\n\n| ratio | aim | found | judgement |\n|---|---|---|---|\n"
+        "| a/b | ≤ 1 | not measured | fail |\n\n<!-- end of figures -->\n",
         "```text\nmake nothing\n```\n",
     ],
 )
@@ -126,6 +136,11 @@ def test_what_is_so_passes(house: Path, page: str) -> None:
         (command("make repro; launch --all"), "command"),
         (command("cat configs/gone.yaml"), "command"),
         (command("echo 'open"), "command"),
+        (command("python bench/loss.py --kills 3"), "command"),
+        (command("python bench/alone.py --rounds 3"), "command"),
+        ("<!-- figures: bounds a -->\n<!-- end of figures -->\n", "figure"),
+        ("<!-- figures: bounds b -->\n<!-- end of figures -->\n", "figure"),
+        ("<!-- figures: bounds a -->\n", "figure"),
     ],
 )
 def test_what_is_not_so_is_told_once_with_its_kind(house: Path, page: str, kind: str) -> None:

@@ -76,8 +76,11 @@ class Sources:
                 if default is None and names:
                     required |= {sorted(names)[-1]}
         if len(known) == 1:
-            literals = (x.value for x in ast.walk(self.tree(script)) if isinstance(x, ast.Constant))
-            known |= {x for x in literals if isinstance(x, str) and x.startswith("--")}
+            for file in (script, *self._harness_of(script)):
+                literals = (
+                    x.value for x in ast.walk(self.tree(file)) if isinstance(x, ast.Constant)
+                )
+                known |= {x for x in literals if isinstance(x, str) and x.startswith("--")}
         return CommandOptions(known=frozenset(known), required=frozenset(required))
 
     @functools.cached_property
@@ -104,6 +107,16 @@ class Sources:
     def _python_files(self, folder: str) -> list[str]:
         below = (self.root / folder).rglob("*.py")
         return sorted(file.relative_to(self.root).as_posix() for file in below)
+
+    def _harness_of(self, script: str) -> list[str]:
+        """The file beside a script that gives it the options which all such scripts share."""
+        harness = f"{Path(script).parent.as_posix()}/harness.py"
+        imports = [x for x in ast.walk(self.tree(script)) if isinstance(x, ast.Import)]
+        names = {alias.name for node in imports for alias in node.names}
+        froms = (x for x in ast.walk(self.tree(script)) if isinstance(x, ast.ImportFrom))
+        names |= {node.module or "" for node in froms}
+        is_used = "harness" in names and (self.root / harness).is_file()
+        return [harness] if is_used else []
 
     def _commands(self, script: str) -> list[ast.FunctionDef]:
         """The function of a stage that ``main`` turns into a command: it has the file's name."""
