@@ -18,10 +18,11 @@ import warnings
 from pathlib import Path
 
 SHARED = (
-    "torch", "torch.nn.attention.flex_attention", "numpy", "pydantic", "safetensors.torch",
-    "ruamel.yaml", "typer", "rich", "jinja2", "matplotlib.figure",
+    "torch", "torch._dynamo", "torch.nn.attention.flex_attention", "numpy", "pydantic",
+    "safetensors.torch", "ruamel.yaml", "typer", "rich", "jinja2", "matplotlib.figure",
     "matplotlib.backends.backend_svg", "tiktoken", "pyarrow.parquet", "psutil",
 )  # fmt: skip
+# (torch._dynamo is what every optimiser of torch imports when it is made.)
 # Functions of files that no stage here changes: called for each stage, and each section.
 READ_OFTEN = (
     ("canvaslm.code_fingerprint", "fingerprint"),

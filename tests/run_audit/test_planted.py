@@ -80,9 +80,9 @@ FAULTS = {
         check={"autoregressive": "targets_are_next_tokens"},
     ),
     "a noisy canvas sees its own clean copy": Fault(
-        file="model/attention.py",
-        right="        before = start + b * canvas_tokens\n",
-        wrong="        before = start + (b + 1) * canvas_tokens\n",
+        file="model/sliced.py",
+        right="= self._own[:, :, block.first : block.last]\n",
+        wrong="= self._clean[:, :, block.before : block.end]\n",
         check={"diffusion": "own_clean_copy_is_unseen"},
     ),
     "the head is untied after a load": Fault(
@@ -126,13 +126,13 @@ FAULTS = {
     ),
     "the loss is taken of probabilities": Fault(
         file="loss.py",
-        right="    counted = targets.flatten() != IGNORED\n",
+        right="    flat, words, places = _counted(hidden, targets)\n",
         wrong="    shares = functional.linear(hidden, weight).softmax(-1).flatten(0, -2)\n"
         "    nats = functional.cross_entropy(\n"
         '        shares, targets.flatten(), ignore_index=IGNORED, reduction="none"\n'
         "    )\n"
         "    return _reduce(nats.view_as(targets), targets, reduction)\n"
-        "    counted = targets.flatten() != IGNORED\n",
+        "    flat, words, places = _counted(hidden, targets)\n",
         check=both("loss_is_cross_entropy"),
     ),
     "the schedule is stepped for each micro-batch": Fault(
