@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from canvaslm.device import autocast
 from canvaslm.errors import InputError
@@ -205,6 +206,140 @@ def test_huge_scores_stay_finite() -> None:
     truth = dense_cross_entropy(hidden * 1e4, weight, targets, reduction="none")
     assert nats.isfinite().all()
     assert (nats - truth).abs().max() < 1e-8
+
+
+def scaled_problem(*, at: float, spread: float, dtype: torch.dtype) -> Problem:
+    """Scores of ``at`` plus or minus ``spread`` nats: all of them may lie where exp ends."""
+    hidden, weight, targets = problem(n_tokens=24, vocab_size=41, width=8)
+    with torch.no_grad():
+        hidden[..., 0] = 1.0
+        weight.mul_(spread / 3)
+        weight[:, 0] += at
+    narrow = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight)]
+    return narrow[0], narrow[1], targets
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize(
+    ("at", "spread"), [(0, 20), (95, 3), (-95, 3), (700, 3), (-2000, 3), (0, 300), (-60, 90)]
+)
+def test_scores_anywhere_keep_value_and_gradients(at: float, spread: float, reduction) -> None:
+    inputs = scaled_problem(at=at, spread=spread, dtype=torch.float32)
+    h, w = exact = [x.detach().double().requires_grad_() for x in inputs[:2]]
+    truth = dense_cross_entropy(h, w, inputs[2], reduction=reduction)
+    true_gradients = torch.autograd.grad(truth.sum(), exact)
+    plain = dense_cross_entropy(*inputs, reduction=reduction)
+    plain_gradients = torch.autograd.grad(plain.sum(), inputs[:2])
+    nats = chunked_cross_entropy(*inputs, vocab_chunk=7, reduction=reduction)
+    gradients = torch.autograd.grad(nats.sum(), inputs[:2])
+    for value, other, true_value in zip(
+        (nats, *gradients), (plain, *plain_gradients), (truth, *true_gradients), strict=True
+    ):
+        allowed = 2 * (other - true_value).norm() + 1e-6 * true_value.norm()
+        assert (value - true_value).norm() <= allowed
+
+
+def test_row_that_overflows_changes_no_bit_of_its_neighbours() -> None:
+    hidden, weight, targets = scaled_problem(at=0, spread=3, dtype=torch.float32)
+    targets = targets.clamp(min=0)
+    with torch.no_grad():
+        alone = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=7, reduction="none")
+        hidden[1, 5] *= 1000
+        beside = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=7, reduction="none")
+    same = alone == beside
+    assert not same[1, 5]
+    assert same.sum() == targets.numel() - 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["hidden", "weight"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_what_is_not_finite_gives_a_loss_that_is_not(value: float, place: str, reduction) -> None:
+    hidden, weight, targets = problem(share_ignored=0)
+    with torch.no_grad():
+        (hidden[0, 3] if place == "hidden" else weight[5])[2] = value
+    nats = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=7, reduction=reduction)
+    assert not nats.sum().isfinite()
+    with torch.no_grad():
+        nats = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=7, reduction=reduction)
+    assert not nats.sum().isfinite()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_one_gradient_alone_is_the_same(wanted: int, reduction) -> None:
+    inputs = problem()
+    both = chunked_cross_entropy(*inputs, vocab_chunk=7, reduction=reduction).sum()
+    h, w = frozen = [x.detach() for x in inputs[:2]]
+    frozen[wanted].requires_grad_()
+    alone = chunked_cross_entropy(h, w, inputs[2], vocab_chunk=7, reduction=reduction).sum()
+    gradient = torch.autograd.grad(alone, frozen[wanted])[0]
+    assert torch.equal(gradient, torch.autograd.grad(both, inputs[:2])[wanted])
+
+
+def test_blocks_of_tokens_are_joined() -> None:
+    exact = problem(n_tokens=1300, vocab_size=300)
+    h, w = narrow = [x.detach().float().requires_grad_() for x in exact[:2]]
+    truth = truth_of(*exact, "sum")
+    true_gradients = torch.autograd.grad(truth, exact[:2])
+    distances = []
+    for loss in (dense_cross_entropy, functools.partial(chunked_cross_entropy, vocab_chunk=64)):
+        nats = loss(h, w, exact[2], reduction="sum")
+        assert nats.item() == pytest.approx(truth.item(), rel=1e-6)
+        gradients = torch.autograd.grad(nats, narrow)
+        distances.append(
+            [
+                float((mine - true).norm() / true.norm())
+                for mine, true in zip(gradients, true_gradients, strict=True)
+            ]
+        )
+    plain, chunked = distances
+    assert all(mine <= 1.2 * other for mine, other in zip(chunked, plain, strict=True))
+
+
+def test_checkpointed_and_repeated_backward_gives_the_same_bits() -> None:
+    hidden, weight, targets = problem()
+
+    def nats(h: Tensor, w: Tensor) -> Tensor:
+        return chunked_cross_entropy(h, w, targets, vocab_chunk=7, reduction="sum")
+
+    plain = nats(hidden, weight)
+    first = torch.autograd.grad(plain, (hidden, weight), retain_graph=True)
+    again = torch.autograd.grad(plain, (hidden, weight))
+    wrapped = checkpoint(lambda h, w: nats(h * 1, w), hidden, weight, use_reentrant=False)
+    assert isinstance(wrapped, Tensor)
+    inside = torch.autograd.grad(wrapped, (hidden, weight))
+    for gradient, second, third in zip(first, again, inside, strict=True):
+        assert torch.equal(gradient, second)
+        assert torch.equal(gradient, third)
+
+
+class Products(TorchDispatchMode):
+    """Counts the multiplications of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiplications = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            a, b = args[-2:]
+            self.multiplications += a.shape[0] * a.shape[1] * b.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("reduction", "n_products"), [("sum", 3), ("mean", 3), ("none", 4)])
+def test_a_gradient_takes_three_products_and_a_value_one(reduction, n_products: int) -> None:
+    hidden, weight, targets = problem(share_ignored=0)
+    one = hidden.numel() * len(weight)
+    with Products() as counted:
+        nats = chunked_cross_entropy(hidden, weight, targets, vocab_chunk=7, reduction=reduction)
+        nats.sum().backward()
+    with Products() as valued, torch.no_grad():
+        chunked_cross_entropy(hidden, weight, targets, vocab_chunk=7, reduction=reduction)
+    assert counted.multiplications == n_products * one
+    assert valued.multiplications == one
 
 
 class LargestTensor(TorchDispatchMode):
