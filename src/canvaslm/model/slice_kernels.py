@@ -9,6 +9,7 @@ keys, for each token of the block. Keys and values are (n, end, E). All are floa
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,24 +21,36 @@ _Gradients = tuple[Tensor, Tensor, Tensor]
 class Products:
     """One large operation after the other: three forward, five back.
 
+    What a block has computed lies in buffers that the next block writes over, since memory that was
+    just used is in the cache; only the probabilities have their own, where they are kept.
+
     Args:
         group: query heads that share a key head.
         causal: the slice ends with the block's own tokens, of which each sees up to itself.
+        n_keys: keys of the longest slice.
+        keeps: whether the probabilities must last beyond the block.
     """
 
     reads_taken = False
 
-    def __init__(self, group: int, *, causal: bool) -> None:
+    def __init__(self, group: int, *, causal: bool, n_keys: int, keeps: bool) -> None:
         self.group = group
         self.causal = causal
+        self.n_keys = n_keys
+        self.keeps = keeps
+        self._rooms: dict[str, Tensor] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """What the rows take from the values, and the probabilities (n, M, end)."""
-        scores = _product(q, keys.mT, scale=_scale(q))
+        if self.keeps:
+            scores = q.new_empty(*q.shape[:2], keys.shape[1])
+        else:
+            scores = self._score_room("scores", q, keys)
+        _product(q, keys.mT, scale=_scale(q), out=scores)
         if self.causal:
             self._hide_later(scores)
         probabilities = torch.softmax(scores, -1, out=scores)
-        return torch.bmm(probabilities, values), probabilities
+        return torch.bmm(probabilities, values, out=self._room("taken", q)), probabilities
 
     def pull_back(
         self,
@@ -49,12 +62,29 @@ class Products:
         probabilities: Tensor,
     ) -> _Gradients:
         """Gradients of rows, keys and values, given ``pull``, that of what was ``taken``."""
-        d_values = torch.bmm(probabilities.mT, pull)
-        d_scores = torch.bmm(pull, values.mT)
+        d_scores, d_q = self._score_room("d_scores", q, keys), self._room("d_q", q)
+        d_keys, d_values = self._key_room("d_keys", keys), self._key_room("d_values", values)
+        torch.bmm(probabilities.mT, pull, out=d_values)
+        torch.bmm(pull, values.mT, out=d_scores)
         _aten._softmax_backward_data.out(d_scores, probabilities, -1, q.dtype, grad_input=d_scores)
-        scale = _scale(q)
-        d_keys = _product(d_scores.mT, q, scale=scale)
-        return _product(d_scores, keys, scale=scale), d_keys, d_values
+        _product(d_scores.mT, q, scale=_scale(q), out=d_keys)
+        _product(d_scores, keys, scale=_scale(q), out=d_q)
+        return d_q, d_keys, d_values
+
+    def _score_room(self, name: str, q: Tensor, keys: Tensor) -> Tensor:
+        n, M, _ = q.shape
+        return self._room(name, q, (n, M, keys.shape[1]), most=n * M * self.n_keys)
+
+    def _key_room(self, name: str, keys: Tensor) -> Tensor:
+        n, _, E = keys.shape
+        return self._room(name, keys, keys.shape, most=n * self.n_keys * E)
+
+    def _room(self, name: str, like: Tensor, shape: Sequence[int] = (), *, most: int = 0) -> Tensor:
+        """A buffer of a shape, of which no block of the call needs more than ``most`` numbers."""
+        shape = shape or like.shape
+        if name not in self._rooms:
+            self._rooms[name] = like.new_empty(most or like.numel())
+        return self._rooms[name][: math.prod(shape)].view(shape)
 
     def _hide_later(self, scores: Tensor) -> None:
         """Give the block's own later keys a score of minus infinity, in place."""
@@ -98,7 +128,6 @@ def _scale(q: Tensor) -> float:
     return 1 / math.sqrt(q.shape[-1])
 
 
-def _product(left: Tensor, right: Tensor, *, scale: float) -> Tensor:
+def _product(left: Tensor, right: Tensor, *, scale: float, out: Tensor) -> None:
     """``scale · left @ right`` in one operation."""
-    unread = left.new_empty(1, 1, 1)
-    return torch.baddbmm(unread, left, right, beta=0, alpha=scale)
+    torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)

@@ -77,17 +77,18 @@ class SlicedAttention(torch.autograd.Function):
         slices: Slices,
     ) -> Tensor:
         """What the queries take from the values (B, H, S, E)."""
-        call = _Call(q, k, slices)
-        taken, kept, keeps_any = _in_token_order(q), [], any(ctx.needs_input_grad)
+        learns = any(ctx.needs_input_grad)
+        call = _Call(q, k, slices, keeps=learns)
+        taken, kept = _in_token_order(q), []
         for rows in call.parts():
             keys, values = call.window(rows, k, clean_k), call.window(rows, v, clean_v)
             for block in call.blocks():
                 own = call.fold(q[rows], block)
                 found, keeps = call.kernel.attend(own, keys.upto(block), values.upto(block))
                 call.unfold(found, block, into=taken[rows])
-                if keeps_any:
+                if learns:
                     kept.append(keeps)
-        if keeps_any:
+        if learns:
             read_again = taken if call.kernel.reads_taken else None
             ctx.save_for_backward(q, k, v, clean_k, clean_v, read_again, *kept)
             ctx.slices = slices
@@ -101,7 +102,7 @@ class SlicedAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v, clean_k and clean_v."""
         q, k, v, clean_k, clean_v, taken, *kept = ctx.saved_tensors
-        call, keeps = _Call(q, k, ctx.slices), iter(kept)
+        call, keeps = _Call(q, k, ctx.slices, keeps=True), iter(kept)
         d_q = _in_token_order(q)
         d_keys, d_values = _Sums(k, clean_k, call.dtype), _Sums(v, clean_v, call.dtype)
         for rows in call.parts():
@@ -125,19 +126,22 @@ class SlicedAttention(torch.autograd.Function):
 class _Call:
     """What the forward and the backward pass of one call agree on."""
 
-    def __init__(self, q: Tensor, k: Tensor, slices: Slices) -> None:
+    def __init__(self, q: Tensor, k: Tensor, slices: Slices, *, keeps: bool) -> None:
         self.batch, n_heads, self.n_tokens, self.width = q.shape
         self.n_groups = k.shape[1]
         self.group = n_heads // self.n_groups
         self.slices = slices
         self.dtype = wide(q.dtype)
-        is_short = slices.are_short(q)
-        self.kernel = Products(self.group, causal=slices.causal) if is_short else Library()
+        self.n_keys = slices.start + self.n_tokens
+        self.kernel = Library()
+        if slices.are_short(q):
+            self.kernel = Products(
+                self.group, causal=slices.causal, n_keys=self.n_keys, keeps=keeps
+            )
 
     def parts(self) -> Iterator[slice]:
         """The rows of the batch that go together."""
-        n_keys = self.slices.start + self.n_tokens
-        scores = self.n_groups * self.group * self.slices.block_tokens * n_keys
+        scores = self.n_groups * self.group * self.slices.block_tokens * self.n_keys
         step = max(1, _SCORES // scores)
         for first in range(0, self.batch, step):
             yield slice(first, min(first + step, self.batch))
@@ -210,11 +214,11 @@ class _Sums:
         """Add that of a block's slice (b·K, end, E)."""
         own = self._own[rows].flatten(0, 1)
         if self._clean is None:
-            own[:, : block.end] += gradient
+            own[:, : block.end].add_(gradient)
         else:
             own[:, block.first : block.last] = gradient[:, block.before :]
             clean = self._clean[rows].flatten(0, 1)
-            clean[:, : block.before] += gradient[:, : block.before]
+            clean[:, : block.before].add_(gradient[:, : block.before])
 
     def rounded(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """The sums for the own and for the clean ones, in the type of ``like``."""
