@@ -94,13 +94,13 @@ def test_evidence_is_what_the_params_say(
 ) -> None:
     asked: list[str] = []
     for rule in (Posterior, Cavity):
-        weigh = rule.weigh
+        excess = rule.excess
 
-        def watched(*args: Any, weigh: Any = weigh, **kwargs: Any) -> Any:
+        def watched(*args: Any, excess: Any = excess, **kwargs: Any) -> Any:
             asked.append(type(args[0]).__name__.lower())
-            return weigh(*args, **kwargs)
+            return excess(*args, **kwargs)
 
-        monkeypatch.setattr(rule, "weigh", watched)
+        monkeypatch.setattr(rule, "excess", watched)
     for evidence in ("posterior", "cavity"):
         asked.clear()
         _continue(decodable, "diffusion", evidence=evidence)
