@@ -64,8 +64,8 @@ _GROUPS = (
     _Group(dtype="float32", canvas_tokens=256, new_tokens=256, batch=8, steps=(8,), rounds=1),
 )
 _TINY_GROUPS = (
-    _Group(dtype="float32", canvas_tokens=64, new_tokens=64, batch=2, steps=(4,), rounds=1),
-    _Group(dtype="bfloat16", canvas_tokens=64, new_tokens=64, batch=1, steps=(4,), rounds=1),
+    _Group(dtype="float32", canvas_tokens=64, new_tokens=64, batch=2, steps=(4, 8), rounds=1),
+    _Group(dtype="bfloat16", canvas_tokens=64, new_tokens=64, batch=1, steps=(4, 8), rounds=1),
 )
 
 

@@ -128,6 +128,21 @@ def test_cache_is_exact_under_block_mask_and_self_conditioning(
         assert made.ids == ids
 
 
+@pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("site", ["off", "input", "output"])
+def test_weights_in_bfloat16_decode_whatever_the_products_are_made_in(
+    opinionated: Any,
+    tiny_layout: Layout,
+    site: str,
+    has_tiles: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_tiles)
+    model = opinionated(tiny_layout, dtype=torch.bfloat16, self_conditioning=site)
+    made = _sampler(model, evidence="cavity").generate([[1, 2], [3, 4]], 8, [0, 1])
+    assert [(len(row.ids), row.reason) for row in made] == [(8, "length")] * 2
+
+
 def test_decoding_sees_what_training_sees(opinionated: Any, tiny_layout: Layout) -> None:
     """Each step's hidden states equal those of the two-stream form over a whole window."""
     model = opinionated(tiny_layout)

@@ -241,7 +241,7 @@ class CanvasSampler:
 
     def _guess(self, state: "_Canvas") -> Tensor | None:
         """The step before, embedded, where the model was trained to be shown it."""
-        return state.guess
+        return None if state.guess is None else state.guess.to(self.model.head_weight.dtype)
 
     def _is_done(self, state: "_Canvas", now: Prediction) -> Tensor:
         """Which rows end their canvas here: by their rule, or at the last step."""
