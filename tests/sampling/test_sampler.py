@@ -570,6 +570,21 @@ def test_row_that_turns_to_nan_is_told_and_harms_nobody(
     assert [made[0], made[2]] == [*run([[2]], [0]), *run([[3]], [2])]
 
 
+def test_numbers_of_an_accepted_position_that_are_not_finite_are_told(
+    scripted: Any, tiny_layout: Layout
+) -> None:
+    def script(tag: int, start: int, step: int, noisy: Tensor) -> Tensor:
+        logits = torch.zeros(4, 37)
+        if tag == 1 and step == 2:
+            logits[3] = math.nan
+        return logits
+
+    model = scripted(script, layout=tiny_layout, denoise_steps=4)
+    all_at_once = Quota(threshold=0.0)
+    made = _sampler(model, acceptance=all_at_once).generate([[2], [1]], 8, [0, 1])
+    assert [row.reason for row in made] == ["length", "not_finite"]
+
+
 # BR-61
 def test_canvas_of_high_entropy_still_ends_at_the_last_step(
     scripted: Any, tiny_layout: Layout
