@@ -52,7 +52,7 @@ _MEMORY: tuple[tuple[str, Kind, Precision], ...] = (
 
 def main() -> None:
     """Measure group by group, print and write."""
-    options = parser(__doc__, "step")
+    options = parser(__doc__, "step", rounds=3)
     options.add_argument("--compile", action="store_true", help="torch.compile too: minutes")
     options.add_argument("--only", help="the shape of the only groups that are timed")
     chosen = options.parse_args()
@@ -122,7 +122,7 @@ def _compare_allocators(options: argparse.Namespace, found: Found) -> None:
     """A step where freed memory stays in the process over one where the kernel gets it back."""
     shape, taken = "laptop", {}
     for keeps in (True, False):
-        taken[keeps] = seconds_in_fresh_process(shape, keeps_memory=keeps, steps=5)
+        taken[keeps] = seconds_in_fresh_process(shape, keeps_memory=keeps, steps=3)
         found.rows.append({"shape": shape, "keeps_freed_memory": keeps, "step_s": taken[keeps]})
     found.ratios[f"step/{shape}/float32/threads{options.threads}/kept_memory_over_returned"] = (
         taken[True] / taken[False]
