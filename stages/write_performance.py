@@ -31,6 +31,9 @@ def write_performance(
     pictures = {f"docs/pictures/{name}.svg": svg for name, svg in draw_benches(snapshot).items()}
     files = {SNAPSHOT: to_json(snapshot), "docs/performance.md": text, **pictures}
     write_files({root / name: content.encode() for name, content in files.items()})
+    for picture in (root / "docs/pictures").glob("*.svg"):
+        if f"docs/pictures/{picture.name}" not in pictures:
+            picture.unlink()  # of a bench that has no figures any more
 
 
 if __name__ == "__main__":

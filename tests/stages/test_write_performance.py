@@ -153,3 +153,11 @@ def test_each_bench_with_figures_gets_its_picture(place: Path) -> None:
     assert (place / "docs/pictures/loss.svg").read_text().startswith("<svg")
     assert "pictures" not in written(place, "bounds gpu")
     assert not (place / "docs/pictures/gpu.svg").exists()
+
+
+def test_a_bench_without_figures_loses_the_picture_that_it_had(place: Path) -> None:
+    stale = place / "docs/pictures/gpu.svg"
+    stale.parent.mkdir()
+    stale.write_text("<svg/>")
+    written(place)
+    assert [file.name for file in stale.parent.iterdir()] == ["loss.svg"]
