@@ -144,6 +144,8 @@ def _add_ratios(
             best = max((rates[form] for form in forms if form in rates), default=None)
             name = f"decode/{group.dtype}/batch{group.batch}{_threads(options)}/ar_over_{peer}"
             found.ratios[name] = None if best is None else twin / best
+    nulls = (name for name, ratio in found.ratios.items() if ratio is None)
+    found.not_measured |= dict.fromkeys(nulls, "transformers is absent")
 
 
 def _time_step(dtype: str, sizes: Sizes, options: argparse.Namespace, found: _Found) -> None:
