@@ -8,8 +8,9 @@ concatenated, and what a block must not see is not in its slice.
 
 Short windows keep their probabilities (:class:`~canvaslm.model.slice_kernels.Products`), up to a
 few times the memory of the queries; long ones go through
-:class:`~canvaslm.model.slice_kernels.Library`. The arithmetic is float32 at least, under autocast
-too: a CPU without tiles for bfloat16 takes longer over products of half as many bits.
+:class:`~canvaslm.model.slice_kernels.Library`. The arithmetic is float32 at least, since a CPU
+without tiles for bfloat16 takes longer over products of half as many bits; autocast does not reach
+operations that write into a given buffer, nor those below autograd.
 """
 
 from collections.abc import Iterator
@@ -66,7 +67,6 @@ class SlicedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.autocast("cpu", enabled=False)
     def forward(
         ctx: Any,
         q: Tensor,
@@ -96,7 +96,6 @@ class SlicedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @torch.autocast("cpu", enabled=False)
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides its names
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:
