@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import canvaslm.checkpoint
-import canvaslm.loss
 import canvaslm.model.backbone
 import canvaslm.run_audit.rehearsal
 from canvaslm.corpus.fetch import hash_file
@@ -30,6 +29,7 @@ from canvaslm.model.kv_cache import KVCache
 from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.reporting.files import write_json
 from canvaslm.sampling.sampler import CanvasSampler
+from canvaslm.scores import Scores
 
 Change = Callable[..., None]
 Patch = pytest.MonkeyPatch
@@ -198,8 +198,8 @@ def lose_the_optimiser_on_resume(places: Places, change: Change, patch: Patch) -
 
 
 def stretch_the_logits_of_a_chunk(places: Places, change: Change, patch: Patch) -> None:
-    plain = canvaslm.loss._product
-    patch.setattr("canvaslm.loss._product", lambda a, b, dtype: 1.01 * plain(a, b, dtype))
+    plain = Scores._scores
+    patch.setattr(Scores, "_scores", lambda *arguments: plain(*arguments).mul_(1.01))
 
 
 def add_the_guess_itself(places: Places, change: Change, patch: Patch) -> None:
