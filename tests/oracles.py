@@ -313,7 +313,7 @@ def accepted_by_hand(
 
 
 def weigh(logits: Tensor, noisy: Tensor, excess: Tensor | None) -> Tensor:
-    """The logits (B, L, V) that are sampled from, float64: the excess off those of the noisy token."""
+    """The logits (B, L, V) that are sampled from, float64: the noisy token's less its excess."""
     logits = logits.double()
     if excess is None:
         return logits

@@ -65,7 +65,8 @@ class Rotate(torch.autograd.Function):
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, None, None]:
         """The gradient of x."""
-        return _turn(gradients[0], *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _turn(gradients[0], cos, sin, -1), None, None
 
 
 class Gated(torch.autograd.Function):
