@@ -11,6 +11,7 @@ from torch.nn import functional
 from canvaslm.model import backbone, layers
 from canvaslm.model.attention import canvas_attention, causal_attention
 from canvaslm.model.backbone import Backbone
+from canvaslm.model.packed import PackedBackbone
 from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.run_audit import interventions
 from canvaslm.run_audit.flow import check_flow
@@ -183,12 +184,8 @@ def test_a_network_with_two_modes_is_named(open_run, failures, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
 def test_a_cache_that_counts_positions_from_0_is_named(open_run, failures, kind, monkeypatch):
-    plain = layers.Rotation.__init__
-
-    def restarted(self, start, length, params, **kinds):
-        plain(self, 0, length, params, **kinds)
-
-    monkeypatch.setattr(layers.Rotation, "__init__", restarted)
+    plain = PackedBackbone._turns
+    monkeypatch.setattr(PackedBackbone, "_turns", lambda self, start, shape: plain(self, 0, shape))
     assert failures(check_flow(open_run(kind))) == ["cached_decoding_agrees"]
 
 
@@ -250,7 +247,7 @@ def test_the_window_has_the_noise_of_its_training(open_run, monkeypatch):
     """The denoiser's first window, as the objective corrupts it; the twin's is shifted."""
     subject, given = open_run("diffusion"), {}
     model, reading = subject.model, read_window(subject)
-    encode, denoise = model.encode, model.denoise
+    encode, denoise = model.encode_context, model.denoise
 
     def look_at_clean(ids):
         given["clean"] = ids
@@ -260,7 +257,7 @@ def test_the_window_has_the_noise_of_its_training(open_run, monkeypatch):
         given.update(noisy=ids, times=times)
         return denoise(ids, times, **rest)
 
-    monkeypatch.setattr(model, "encode", look_at_clean)
+    monkeypatch.setattr(model, "encode_context", look_at_clean)
     monkeypatch.setattr(model, "denoise", look_at_noisy)
     subject.job.objective.loss(model, reading.clean, np.array([0]))
     assert all(torch.equal(given[part], getattr(reading, part)) for part in given)
