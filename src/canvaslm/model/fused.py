@@ -49,15 +49,15 @@ class Rotate(torch.autograd.Function):
     """Turn the pair (i, i + E/2) of each head by its position's angle; keeps the tables alone.
 
     Arguments: x (B, H, S, E) in any order of strides, cos and sin (S, E/2) of the wide type. The
-    result has the type of x; its gradient is the turn by the opposite angle. Both lie in memory as
-    (B, S, H, E): the order of the projection before, and of heads that share a key behind.
+    result has the type of x. Its gradient is the turn by the opposite angle, and lies in memory as
+    (B, S, H, E), the order in which the projection before it wants it.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The turned x (B, H, S, E)."""
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        return _turn(x, cos, sin, 1, torch.empty(x.shape, dtype=cos.dtype, device=x.device))
 
     @staticmethod
     @once_differentiable
@@ -66,7 +66,10 @@ class Rotate(torch.autograd.Function):
     ) -> tuple[Tensor, None, None]:
         """The gradient of x."""
         cos, sin = ctx.saved_tensors
-        return _turn(gradients[0], cos, sin, -1), None, None
+        (gradient,) = gradients
+        B, H, S, E = gradient.shape
+        room = torch.empty(B, S, H, E, dtype=cos.dtype, device=gradient.device).transpose(1, 2)
+        return _turn(gradient, cos, sin, -1, room), None, None
 
 
 class Gated(torch.autograd.Function):
@@ -92,13 +95,12 @@ class Gated(torch.autograd.Function):
         return d_gate, d_up
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, way: int) -> Tensor:
-    """Turn x (B, H, S, E) by the angles, forwards or backwards."""
-    B, H, S, E = x.shape
-    turned = torch.empty(B, S, H, E, dtype=cos.dtype, device=x.device).transpose(1, 2)
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, way: int, room: Tensor) -> Tensor:
+    """Turn x by the angles, forwards or backwards, into ``room``; return it in the type of x."""
     wide = x.to(cos.dtype)
-    torch.mul(wide, torch.cat((cos, cos), dim=-1), out=turned)
-    first, second = turned.chunk(2, dim=-1)
-    first.addcmul_(wide[..., E // 2 :], sin, value=-way)
-    second.addcmul_(wide[..., : E // 2], sin, value=way)
-    return turned.to(x.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    torch.mul(wide, torch.cat((cos, cos), dim=-1), out=room)
+    turned_first, turned_second = room.chunk(2, dim=-1)
+    turned_first.addcmul_(second, sin, value=-way)
+    turned_second.addcmul_(first, sin, value=way)
+    return room.to(x.dtype)
