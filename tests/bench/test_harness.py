@@ -157,7 +157,8 @@ def test_memory_of_a_fresh_process_counts_the_work_and_not_what_was_prepared(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     n_bytes = 30_000_000
     found = harness.fresh_peak_bytes("work_in_memory:prepare", {"n_bytes": n_bytes})
-    assert found is None or n_bytes <= found < 1.2 * n_bytes
+    # The last page of the work may have been there before.
+    assert found is None or 0.99 * n_bytes < found < 1.2 * n_bytes
 
 
 @pytest.mark.slow
