@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 NAME ?= laptop
 SETUP := .venv/.ready
 PEERS := .venv/.bench-ready
-BENCHES := loss attention step decode trace startup roofline
+BENCHES := loss attention step breakdown decode trace startup roofline
 
 .PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-pipeline bench-check performance kill-test mend clean forget
 

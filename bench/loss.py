@@ -1,10 +1,9 @@
 """How much slower or leaner is the chunked loss than the dense one, and than everybody else's?
 
 Forward and backward to hidden states and head, in turn, in multiples of the three matrix products
-that no form can avoid, made into memory that is used again. The widest size with most tokens is
-timed without the others, which take minutes there, unless `--all` asks for them. Memory is what a
-fresh process takes beyond the inputs and their gradients. Then the distance of gradients from those
-of float64, and the soft embedding in multiples of its two products.
+that no form can avoid, made into memory that is used again. Of the large sizes some are timed without
+the others, which take minutes there, or not at all, unless `--all` asks for them. Memory is what a fresh process takes beyond the inputs and their gradients. Then the distance
+of gradients from those of float64, and the soft embedding in multiples of its two products.
 """
 
 import argparse
@@ -24,6 +23,7 @@ from loss_forms import COMPILED, OURS, Inputs, draw_inputs, ours, peers, product
 _VOCAB = 50_257
 _TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _UNIT, _WIDE_UNIT = "three_products", "three_products_float32"
+_TOKENS = (1024, 4096)
 _LEAN_PEERS = ("checkpointed_chunks", "torch_best_options")
 
 
@@ -60,11 +60,13 @@ class Found:
 def main() -> None:
     """Time size by size, measure memory and distances, print and write."""
     options = parser(__doc__, "loss")
-    options.add_argument("--all", action="store_true", help="the others at every size: minutes")
+    options.add_argument("--all", action="store_true", help="every form at every size: minutes")
     options.add_argument("--only", help="time only sizes whose id has this in it, and nothing else")
     chosen = options.parse_args()
     begin(chosen)
     groups, found = _groups(chosen), Found()
+    if not chosen.tiny:
+        _use_memory_once()
     found.reasons["liger"] = "its kernels are Triton's, for a GPU; bench/gpu_gates.py has it"
     for group in track(groups, total=len(groups), label="sizes"):
         if group.threads > torch.multiprocessing.cpu_count():
@@ -90,22 +92,32 @@ def _groups(options: argparse.Namespace) -> Sequence[Group]:
     if options.tiny:
         small = Group(precision="float32", width=32, tokens=64, vocab=1000, share=1.0)
         return [small, replace(small, precision="bfloat16")]
-    size = functools.partial(Group, precision="float32", threads=options.threads)
+    size = functools.partial(Group, threads=options.threads)
+    few, many = _TOKENS
     groups = [
-        size(width=192, tokens=4096, vocab=2048, share=1.6),
-        size(width=256, tokens=1024, share=1.0),
-        size(width=256, tokens=4096, share=0.4),
-        size(width=1024, tokens=1024, share=0.4),
-        size(width=1024, tokens=4096, share=0.2, has_peers=options.all),
-        size(precision="bfloat16", width=256, tokens=1024, share=0.6),
-        size(precision="bfloat16", width=256, tokens=4096, share=0.2),
-        size(precision="bfloat16", width=1024, tokens=1024, share=0.2),
-        size(precision="bfloat16", width=1024, tokens=4096, share=0.2, has_peers=options.all),
+        size(precision="float32", width=192, tokens=many, vocab=2048, share=1.6),
+        size(precision="float32", width=256, tokens=few, share=1.0),
+        size(precision="float32", width=256, tokens=many, share=0.2),
+        size(precision="float32", width=1024, tokens=few, share=0.2),
+        size(precision="float32", width=1024, tokens=many, share=0.2, has_peers=options.all),
+        size(precision="bfloat16", width=256, tokens=few, share=0.6),
+        size(precision="bfloat16", width=256, tokens=many, share=0.2, has_peers=options.all),
+        size(precision="bfloat16", width=1024, tokens=few, share=0.2),
     ]
+    if options.all:
+        groups.append(size(precision="bfloat16", width=1024, tokens=many, share=0.2))
     if options.threads == 1:
         narrow = [group for group in groups if group.width == 256]
         groups += [replace(group, threads=2, has_peers=False) for group in narrow]
     return [group for group in groups if (options.only or "") in group.place]
+
+
+def _use_memory_once() -> None:
+    """Let the dense form find pages that were used before, as in the second step of a training.
+
+    A virtual machine takes seconds to get a gigabyte that it has never used.
+    """
+    torch.empty(4, max(_TOKENS), _VOCAB).fill_(1.0)
 
 
 def _time(group: Group, rounds: int, found: Found, *, is_tiny: bool) -> None:

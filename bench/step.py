@@ -11,21 +11,18 @@ takes against the estimate made before it, and what is not arithmetic.
 
 import argparse
 import os
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 
 from canvaslm.device import Precision
-from canvaslm.measure import interleaved_seconds, seconds
+from canvaslm.measure import seconds
 from canvaslm.training.memory import estimate_memory
 from harness import CPU, begin, finish, fresh_peak_bytes, parser, track
 from step_overheads import measure_overheads
-from step_rates import DTYPES, Found, Group, time_group
+from step_rates import Found, Group, time_group
 from step_work import KINDS, Kind, build_step, plan_of, seconds_in_fresh_process
 
 _FLOAT32: Precision = "float32"
 _BFLOAT16: Precision = "bfloat16"
-_COMPILED = ("eager", "compiled")
 _PLAIN: tuple[Kind, ...] = ("autoregressive", "one_stream", "two_streams")
 _DENSE: tuple[Kind, ...] = ("autoregressive", "one_stream")
 
@@ -53,7 +50,6 @@ _MEMORY: tuple[tuple[str, Kind, Precision], ...] = (
 def main() -> None:
     """Measure group by group, print and write."""
     options = parser(__doc__, "step", rounds=3)
-    options.add_argument("--compile", action="store_true", help="torch.compile too: minutes")
     options.add_argument("--only", help="the shape of the only groups that are timed")
     chosen = options.parse_args()
     begin(chosen)
@@ -65,7 +61,6 @@ def main() -> None:
         if not chosen.tiny:  # each takes processes that import torch
             _measure_memory(found)
             _compare_allocators(chosen, found)
-        _compare_compiled(chosen, found)
     finish(chosen, rows=found.rows, ratios=found.ratios, not_measured=found.not_measured)
 
 
@@ -127,40 +122,6 @@ def _compare_allocators(options: argparse.Namespace, found: Found) -> None:
     found.ratios[f"step/{shape}/float32/threads{options.threads}/kept_memory_over_returned"] = (
         taken[True] / taken[False]
     )
-
-
-def _compare_compiled(options: argparse.Namespace, found: Found) -> None:
-    """torch.compile of the passes: what it costs, and after how many steps that has come back."""
-    if not options.compile:
-        found.not_measured["compile"] = "takes minutes; python bench/step.py --compile"
-        return
-    shape = "tiny" if options.tiny else "w256"
-    for precision in (_FLOAT32,) if options.tiny else DTYPES:
-        runs: dict[str, Callable[[], object]] = {}
-        first_s = 0.0
-        for compiled in (False, True):
-            step = build_step(
-                plan_of(shape, "autoregressive", precision=precision, compile=compiled)
-            )
-            started = time.perf_counter()
-            step.run()
-            first_s = time.perf_counter() - started
-            runs[_COMPILED[compiled]] = step.run
-        timings = interleaved_seconds(runs, device=CPU, rounds=options.rounds, warmup_rounds=1)
-        eager_s, compiled_s = (timings[name].median_s for name in _COMPILED)
-        name = f"{shape}/{precision}/threads{options.threads}/autoregressive_compiled_over_eager"
-        found.ratios[f"step/{name}"] = compiled_s / eager_s
-        gained_s = eager_s - compiled_s
-        found.rows.append(
-            {
-                "shape": shape,
-                "precision": precision,
-                "eager_s": eager_s,
-                "compiled_s": compiled_s,
-                "compile_s": first_s - compiled_s,
-                "worth_it_after_steps": first_s / gained_s if gained_s > 0 else None,
-            }
-        )
 
 
 if __name__ == "__main__":

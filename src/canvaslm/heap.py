@@ -8,7 +8,7 @@ several times its arithmetic.
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
-_MOST_BYTES = 2**31 - 1
+_NEVER = -1  # a threshold that no size reaches; mallopt takes an int, so a large one ends at 2 GiB
 
 
 def keep_freed_memory() -> bool:
@@ -23,4 +23,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    return all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, _MOST_BYTES)])
+    return all([mallopt(_M_MMAP_MAX, 0), mallopt(_M_TRIM_THRESHOLD, _NEVER)])
