@@ -7,9 +7,6 @@ little for each operation. What is neither in an operation nor in a kernel of on
 no step can be faster than its products at that rate.
 """
 
-from collections import Counter
-from pathlib import Path
-
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -41,9 +38,7 @@ _GROUP_OF = {f"aten::{name}": group for group, names in _GROUPS.items() for name
 
 def main() -> None:
     """Time and watch steps of both kinds, print and write."""
-    options = parser(__doc__, "breakdown", rounds=9)
-    options.set_defaults(threads=2, out=Path("reports/bench/breakdown.json"))
-    chosen = options.parse_args()
+    chosen = parser(__doc__, "breakdown", rounds=9, threads=2).parse_args()
     begin(chosen)
     shape = "tiny" if chosen.tiny else "laptop"
     rows: list[dict[str, Scalar]] = []
@@ -61,7 +56,7 @@ def main() -> None:
         peak = product_flops / timings["product"].median_s
         found = _seconds_by_group(step)
         found[_CALLS] += max(0.0, step_s - sum(found.values()))
-        for group, group_s in found.most_common():
+        for group, group_s in sorted(found.items(), key=lambda item: -item[1]):
             rows.append(
                 {"shape": shape, "step": kind, "in": group, "ms": 1e3 * group_s}
                 | {"share": group_s / step_s}
@@ -73,12 +68,12 @@ def main() -> None:
     finish(chosen, rows=rows, ratios=ratios)
 
 
-def _seconds_by_group(step: Step) -> Counter[str]:
+def _seconds_by_group(step: Step) -> dict[str, float]:
     """Mean seconds of a watched step by what they went into."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         for _ in range(_WATCHED_STEPS):
             step.run()
-    found: Counter[str] = Counter({_CALLS: 0.0})
+    found = dict.fromkeys((*_GROUPS, _CALLS), 0.0)
     for event in watched.key_averages():
         spent_s = event.self_cpu_time_total / 1e6 / _WATCHED_STEPS
         found[_GROUP_OF.get(event.key, _CALLS)] += spent_s

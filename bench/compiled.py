@@ -5,6 +5,7 @@ first few steps of the former compile, and are counted as that. In a run, a deno
 compiles more often than here, where each step has the same number of first guesses.
 """
 
+import shutil
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ _CASES: tuple[tuple[str, Kind, Precision], ...] = (
 )
 _TINY: tuple[tuple[str, Kind, Precision], ...] = (("tiny", "autoregressive", "float32"),)
 _FIRST_STEPS = 3
+_COMPILERS = ("g++", "clang++")  # what inductor looks for
 _NAMES = ("eager", "compiled")
 
 
@@ -31,6 +33,9 @@ def main() -> None:
     cases = _TINY if options.tiny else _CASES
     rows: list[dict[str, Scalar]] = []
     ratios: dict[str, float | None] = {}
+    missing: dict[str, str] = {}
+    if not any(map(shutil.which, _COMPILERS)):
+        missing, cases = {"compiled": f"none of {', '.join(_COMPILERS)} is installed"}, ()
     for shape, kind, precision in track(cases, total=len(cases), label="shapes that are compiled"):
         runs: dict[str, Callable[[], object]] = {}
         first_s: dict[str, float] = {}
@@ -61,7 +66,7 @@ def main() -> None:
         )
         place = f"compiled/{shape}/{precision}/threads{options.threads}"
         ratios[f"{place}/{kind}_over_eager"] = compiled_s / eager_s
-    finish(options, rows=rows, ratios=ratios)
+    finish(options, rows=rows, ratios=ratios, not_measured=missing)
 
 
 if __name__ == "__main__":

@@ -46,25 +46,28 @@ _reasons: dict[str, str] = {}
 _fallbacks: list[str] = []
 
 
-def parser(doc: str | None, name: str, *, rounds: int = 5) -> argparse.ArgumentParser:
+def parser(
+    doc: str | None, name: str, *, rounds: int = 5, threads: int = 1
+) -> argparse.ArgumentParser:
     """The options that every bench has; a bench may add its own.
 
     Args:
         doc: the bench's docstring, shown by ``--help``.
         name: the bench's name: ``options.bench``, and the name of the file that it writes.
         rounds: rounds that are kept unless ``--rounds`` says another number.
+        threads: of one operation, unless ``--threads`` says another number.
     """
     options = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.set_defaults(bench=name)
-    options.add_argument("--threads", type=_count, default=1, help="threads of one operation")
+    options.set_defaults(bench=name, usual_threads=threads)
+    options.add_argument("--threads", type=_count, default=threads, help="threads of one operation")
     options.add_argument("--rounds", type=_count, default=rounds, help="rounds that are kept")
     options.add_argument("--tiny", action="store_true", help="seconds; its figures mean nothing")
     options.add_argument(
         "--out",
         type=Path,
-        help=f"default reports/bench/{name}.json, {name}_threadsN.json for N threads, "
+        help=f"default reports/bench/{name}.json, {name}_threadsN.json for N other threads, "
         "and below tiny/ with --tiny",
     )
     return options
@@ -85,7 +88,7 @@ def begin(options: argparse.Namespace) -> None:
         _fallbacks.append("allocator: freed memory goes back to the kernel (no glibc)")
     if options.out is None:
         folder = Path("reports/bench/tiny" if options.tiny else "reports/bench")
-        suffix = "" if options.threads == 1 else f"_threads{options.threads}"
+        suffix = "" if options.threads == options.usual_threads else f"_threads{options.threads}"
         options.out = folder / f"{options.bench}{suffix}.json"
 
 

@@ -1,9 +1,10 @@
 """How much slower or leaner is the chunked loss than the dense one, and than everybody else's?
 
 Forward and backward to hidden states and head, in turn, in multiples of the three matrix products
-that no form can avoid, made into memory that is used again. Of the large sizes some are timed without
-the others, which take minutes there, or not at all, unless `--all` asks for them. Memory is what a fresh process takes beyond the inputs and their gradients. Then the distance
-of gradients from those of float64, and the soft embedding in multiples of its two products.
+that no form can avoid, made into memory that is used again. Of the large sizes some are timed
+without the others, which take minutes there, or not at all, unless `--all` asks for them. Memory is
+what a fresh process takes beyond the inputs and their gradients. Then the distance of gradients
+from those of float64, and the soft embedding in multiples of its two products.
 """
 
 import argparse

@@ -27,8 +27,7 @@ _LOSSES = {
 
 def main() -> None:
     """Clone, run in turn, compare, print and write."""
-    parser = harness.parser(__doc__, "pipeline", rounds=1)
-    parser.set_defaults(threads=2, out=Path("reports/bench/pipeline.json"))
+    parser = harness.parser(__doc__, "pipeline", rounds=1, threads=2)
     parser.add_argument("--base", default=_BEFORE, help="the revision before")
     parser.add_argument("--revision", default="HEAD", help="the revision after")
     parser.add_argument("--profile", default="laptop")
