@@ -1,11 +1,15 @@
-"""Where do the seconds of a training step go?
+"""Where do the seconds of a training step, and those of the loss, go?
 
-Steps of the profile `laptop` under torch's own profiler, each operation counted with the time that
-it spends itself. A share is of the seconds of a step that is not watched, since watching costs a
-little for each operation. What is neither in an operation nor in a kernel of one is Python's.
-`share_of_peak` of the products is their rate over that of a large product in the same process:
-no step can be faster than its products at that rate.
+Steps of the profile `laptop`, and the loss of a large vocabulary forward and backward, under
+torch's own profiler, each operation counted with the time that it spends itself. A share is of the
+seconds of work that is not watched, since watching costs a little for each operation. What is
+neither in an operation nor in a kernel of one is Python's. `products_share_of_peak` is the rate of
+the products over that of a large product in the same rounds: nothing can be faster than its
+products at that rate.
 """
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -13,10 +17,11 @@ from torch.profiler import ProfilerActivity, profile
 from canvaslm.measure import interleaved_seconds
 from canvaslm.reporting.benches import Scalar
 from harness import CPU, begin, finish, parser, product_run, track
-from step_work import Kind, Step, build_step, plan_of
+from loss_forms import draw_inputs, ours
+from step_work import Kind, build_step, plan_of
 
 _KINDS: tuple[Kind, ...] = ("autoregressive", "two_streams")
-_WATCHED_STEPS = 3
+_WATCHED = 3
 _PRODUCTS = "products"
 _CALLS = "calls and Python"
 _GROUPS = {
@@ -36,46 +41,66 @@ _GROUPS = {
 _GROUP_OF = {f"aten::{name}": group for group, names in _GROUPS.items() for name in names}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What is watched, and the floating-point operations of its products."""
+
+    name: str
+    run: Callable[[], object]
+    flops: float
+
+
 def main() -> None:
-    """Time and watch steps of both kinds, print and write."""
+    """Time and watch each piece of work, print and write."""
     chosen = parser(__doc__, "breakdown", rounds=9, threads=2).parse_args()
     begin(chosen)
-    shape = "tiny" if chosen.tiny else "laptop"
     rows: list[dict[str, Scalar]] = []
     ratios: dict[str, float | None] = {}
-    for kind in track(_KINDS, total=len(_KINDS), label="steps that are watched"):
-        step = build_step(plan_of(shape, kind, precision="float32"))
+    works = _works(is_tiny=chosen.tiny)
+    for work in track(works, total=len(_KINDS) + 1, label="work that is watched"):
         product, product_flops = product_run(torch.float32)
         timings = interleaved_seconds(
-            {"step": step.run, "product": product},
+            {"work": work.run, "product": product},
             device=CPU,
             rounds=chosen.rounds,
             warmup_rounds=1,
         )
-        step_s = timings["step"].median_s
+        work_s = timings["work"].median_s
         peak = product_flops / timings["product"].median_s
-        found = _seconds_by_group(step)
-        found[_CALLS] += max(0.0, step_s - sum(found.values()))
+        found = _seconds_by_group(work.run)
+        found[_CALLS] += max(0.0, work_s - sum(found.values()))
         for group, group_s in sorted(found.items(), key=lambda item: -item[1]):
-            rows.append(
-                {"shape": shape, "step": kind, "in": group, "ms": 1e3 * group_s}
-                | {"share": group_s / step_s}
-            )
-        place = f"breakdown/{shape}/threads{chosen.threads}/{kind}"
-        ratios[f"{place}_products_share"] = found[_PRODUCTS] / step_s
-        ratios[f"{place}_products_share_of_peak"] = step.flops / found[_PRODUCTS] / peak
-        ratios[f"{place}_share_of_peak"] = step.flops / step_s / peak
+            if not group_s:
+                continue
+            share = {"ms": 1e3 * group_s, "share": group_s / work_s}
+            rows.append({"work": work.name, "in": group, **share})
+        place = f"breakdown/{work.name}/threads{chosen.threads}"
+        ratios[f"{place}/products_share"] = found[_PRODUCTS] / work_s
+        ratios[f"{place}/products_share_of_peak"] = work.flops / found[_PRODUCTS] / peak
+        ratios[f"{place}/share_of_peak"] = work.flops / work_s / peak
     finish(chosen, rows=rows, ratios=ratios)
 
 
-def _seconds_by_group(step: Step) -> dict[str, float]:
-    """Mean seconds of a watched step by what they went into."""
+def _works(*, is_tiny: bool) -> Iterator[_Work]:
+    """One after the other, so that no two are in memory at once."""
+    shape = "tiny" if is_tiny else "laptop"
+    for kind in _KINDS:
+        step = build_step(plan_of(shape, kind, precision="float32"))
+        yield _Work(name=f"{shape}_{kind}", run=step.run, flops=step.flops)
+    width, tokens, vocab = (32, 64, 1000) if is_tiny else (256, 1024, 50_257)
+    inputs = draw_inputs(width=width, tokens=tokens, vocab=vocab)
+    flops = 6.0 * width * tokens * vocab
+    yield _Work(name=f"loss_D{width}_N{tokens}_V{vocab}", run=ours(inputs, "float32"), flops=flops)
+
+
+def _seconds_by_group(run: Callable[[], object]) -> dict[str, float]:
+    """Mean seconds of watched work by what they went into."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
-        for _ in range(_WATCHED_STEPS):
-            step.run()
+        for _ in range(_WATCHED):
+            run()
     found = dict.fromkeys((*_GROUPS, _CALLS), 0.0)
     for event in watched.key_averages():
-        spent_s = event.self_cpu_time_total / 1e6 / _WATCHED_STEPS
+        spent_s = event.self_cpu_time_total / 1e6 / _WATCHED
         found[_GROUP_OF.get(event.key, _CALLS)] += spent_s
     return found
 

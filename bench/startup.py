@@ -6,6 +6,7 @@ once at the profile ``ci``.
 """
 
 import argparse
+import os
 import re
 import statistics
 import sys
@@ -74,7 +75,9 @@ def _run_once(place: Path, words: list[str]) -> dict[str, bool]:
     """Run a pipeline whose processes tell what they import; whether that was torch, by stage."""
     importing: dict[str, bool] = {}
     with ExitStack() as stack:
-        run = Repro(place, words, threads=1, more={"PYTHONPROFILEIMPORTTIME": "1"})
+        run = Repro(
+            place, words, threads=os.cpu_count() or 1, more={"PYTHONPROFILEIMPORTTIME": "1"}
+        )
         stack.callback(run.end)
         while (stage := run.next_stage) is not None:
             first = len(run.said)

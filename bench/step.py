@@ -74,12 +74,12 @@ def _groups_of(options: argparse.Namespace) -> list[Group]:
 
 
 def _measure_memory(found: Found) -> None:
-    """Peak bytes of three steps in fresh processes over what was estimated before them."""
+    """Peak bytes of three steps in a fresh process over what was estimated before them."""
     for shape, kind, precision in _MEMORY:
         plan = plan_of(shape, kind, precision=precision)
         estimate = estimate_memory(plan, sliced_attention=True).total
         arguments = {"shape": shape, "kind": kind, "precision": precision}
-        peak = fresh_peak_bytes("step_work:memory_work", arguments)
+        peak = fresh_peak_bytes("step_work:memory_work", arguments, processes=1)
         name = f"step/{shape}/{precision}/{kind}_peak_memory_over_estimate"
         found.ratios[name] = None if peak is None else peak / estimate
         if peak is None:
