@@ -75,12 +75,12 @@ def build_decoders(
     shape, layout = sizes.model(), sizes.layout(canvas_tokens)
     denoiser = _network(shape, layout, dtype)
     guessing = shape.model_copy(update={"self_conditioning": "output"})
-    fixed = _canvases(denoiser, steps[0])
+    fixed = canvases(denoiser, steps[0])
     decoders: dict[str, Decoder] = {
         f"steps_{n_steps}": replace(fixed, denoise_steps=n_steps) for n_steps in steps
     }
     if len(steps) > 1:
-        decoders["steps_8_self_conditioned"] = _canvases(_network(guessing, layout, dtype), 8)
+        decoders["steps_8_self_conditioned"] = canvases(_network(guessing, layout, dtype), 8)
     if len(steps) > 1:
         sure = StableAndConfident(threshold=0.005, patience=1)
         decoders[ADAPTIVE] = replace(fixed, denoise_steps=32, stopping=sure)
@@ -88,6 +88,21 @@ def build_decoders(
         model=_network(shape.twin(), layout, dtype), temperature=_TEMPERATURE, bos_id=0, eot_id=None
     )
     return decoders
+
+
+def canvases(network: Backbone, n_steps: int) -> CanvasSampler:
+    """The shipped rules at a fixed number of steps; what another bench wants else, it replaces."""
+    return CanvasSampler(
+        model=network,
+        acceptance=EntropyBound(bound=0.1),
+        stopping=Never(),
+        denoise_steps=n_steps,
+        start_temperature=_TEMPERATURE,
+        end_temperature=0.4,
+        eot_id=None,
+        vocab_chunk=2048,
+        evidence=Cavity(),
+    )
 
 
 def build_peers(
@@ -165,20 +180,6 @@ def _network(shape: ModelParams, layout: Layout, dtype: torch.dtype) -> Backbone
     network = Backbone(shape, layout)
     initialise(network, _SEED)
     return network.to(dtype).eval()
-
-
-def _canvases(network: Backbone, n_steps: int) -> CanvasSampler:
-    return CanvasSampler(
-        model=network,
-        acceptance=EntropyBound(bound=0.1),
-        stopping=Never(),
-        denoise_steps=n_steps,
-        start_temperature=_TEMPERATURE,
-        end_temperature=0.4,
-        eot_id=None,
-        vocab_chunk=2048,
-        evidence=Cavity(),
-    )
 
 
 def _generate(

@@ -7,7 +7,7 @@ of L tokens takes its steps and one more forward that reads it, the twin takes L
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Quota
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
+from canvaslm.sampling.evidence import Posterior
 from canvaslm.sampling.sampler import CanvasSampler
-from canvaslm.sampling.stopping import Never
 from canvaslm.training.plan import Recipe
+from decode_models import canvases
 from gpu_gate import EOT, Found, Place
 
 _BATCHES = (1, 8, 32)
@@ -99,15 +100,12 @@ def _row(
 
 
 def _sampler(model: Backbone, n_steps: int) -> CanvasSampler:
-    return CanvasSampler(
-        model=model,
+    return replace(
+        canvases(model, n_steps),
         acceptance=Quota(threshold=1.0),
-        stopping=Never(),
-        denoise_steps=n_steps,
-        start_temperature=_TEMPERATURE,
         end_temperature=_TEMPERATURE,
-        eot_id=None,
         vocab_chunk=8192,
+        evidence=Posterior(),
     )
 
 
