@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 import harness
+
 from canvaslm.measure import interleaved_seconds
 from canvaslm.model.attention import (
     block_causal_attention,

@@ -1,29 +1,31 @@
 """Where do the seconds of a training step, and those of the loss, go?
 
 Steps of the profile `laptop`, and the loss of a large vocabulary forward and backward, under
-torch's own profiler, each operation counted with the time that it spends itself. A share is of the
-seconds of work that is not watched, since watching costs a little for each operation. What is
-neither in an operation nor in a kernel of one is Python's. `products_share_of_peak` is the rate of
-the products over that of a large product in the same rounds: nothing can be faster than its
+torch's own profiler, each operation counted with the time that it spends itself. Shares are of the
+seconds of the watched work; what is in no operation of torch's is Python's, autograd's, and the
+profiler's own, which costs a little for each operation. `products_share_of_peak` is the rate of the
+products over that of a large product in the same process: nothing can be faster than its
 products at that rate.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from harness import CPU, begin, finish, parser, product_run, track
+
 from canvaslm.measure import interleaved_seconds
 from canvaslm.reporting.benches import Scalar
-from harness import CPU, begin, finish, parser, product_run, track
 from loss_forms import draw_inputs, ours
 from step_work import Kind, build_step, plan_of
 
 _KINDS: tuple[Kind, ...] = ("autoregressive", "two_streams")
 _WATCHED = 3
 _PRODUCTS = "products"
-_CALLS = "calls and Python"
+_CALLS, _OTHER = "calls and Python", "other operations"
 _GROUPS = {
     _PRODUCTS: {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv_"},
     "kernels of attention": {
@@ -67,15 +69,13 @@ def main() -> None:
         )
         work_s = timings["work"].median_s
         peak = product_flops / timings["product"].median_s
-        found = _seconds_by_group(work.run)
-        found[_CALLS] += max(0.0, work_s - sum(found.values()))
+        found, watched_s = _seconds_by_group(work.run)
         for group, group_s in sorted(found.items(), key=lambda item: -item[1]):
-            if not group_s:
-                continue
-            share = {"ms": 1e3 * group_s, "share": group_s / work_s}
-            rows.append({"work": work.name, "in": group, **share})
+            if group_s:
+                shares = {"ms": 1e3 * group_s, "share": group_s / watched_s}
+                rows.append({"work": work.name, "in": group, **shares})
         place = f"breakdown/{work.name}/threads{chosen.threads}"
-        ratios[f"{place}/products_share"] = found[_PRODUCTS] / work_s
+        ratios[f"{place}/products_share"] = found[_PRODUCTS] / watched_s
         ratios[f"{place}/products_share_of_peak"] = work.flops / found[_PRODUCTS] / peak
         ratios[f"{place}/share_of_peak"] = work.flops / work_s / peak
     finish(chosen, rows=rows, ratios=ratios)
@@ -93,16 +93,19 @@ def _works(*, is_tiny: bool) -> Iterator[_Work]:
     yield _Work(name=f"loss_D{width}_N{tokens}_V{vocab}", run=ours(inputs, "float32"), flops=flops)
 
 
-def _seconds_by_group(run: Callable[[], object]) -> dict[str, float]:
-    """Mean seconds of watched work by what they went into."""
+def _seconds_by_group(run: Callable[[], object]) -> tuple[dict[str, float], float]:
+    """Mean seconds of watched work by what they went into, and all of them."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
+        started = time.perf_counter()
         for _ in range(_WATCHED):
             run()
-    found = dict.fromkeys((*_GROUPS, _CALLS), 0.0)
+        all_s = (time.perf_counter() - started) / _WATCHED
+    found = dict.fromkeys((*_GROUPS, _OTHER), 0.0)
     for event in watched.key_averages():
-        spent_s = event.self_cpu_time_total / 1e6 / _WATCHED
-        found[_GROUP_OF.get(event.key, _CALLS)] += spent_s
-    return found
+        if event.key.startswith("aten::"):
+            spent_s = event.self_cpu_time_total / 1e6 / _WATCHED
+            found[_GROUP_OF.get(event.key, _OTHER)] += spent_s
+    return found | {_CALLS: all_s - sum(found.values())}, all_s
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from canvaslm.docs_gate.pages import read_page
@@ -50,20 +51,20 @@ def main() -> int:
 
 
 def _show(judged: list[Judged]) -> None:
-    """One line a bound, and how many of each kind there are."""
+    """One line a bound, those that fail last, and how many of each kind there are."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
     table = Table("bound", "aim", "held", "ratio", "judgement", "why")
-    for item in judged:
+    for item in sorted(judged, key=lambda item: (item.judgement == "fail", item.ratio is not None)):
         colour, bound = _COLOURS[item.judgement], item.bound
         table.add_row(
-            bound.id,
+            escape(bound.id),
             f"{bound.aim} ± {bound.slack:.0%}",
             "" if bound.held is None else f"{bound.held:g}",
             "" if item.ratio is None else f"{item.ratio:.4g}",
             f"[{colour}]{item.judgement}[/]",
-            item.reason or (f"{bound.why}" if item.judgement == "explained" else ""),
+            escape(item.reason or (bound.why or "" if item.judgement == "explained" else "")),
         )
     console.print(table)
     counts = Counter(item.judgement for item in judged)

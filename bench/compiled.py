@@ -9,10 +9,11 @@ import shutil
 import time
 from collections.abc import Callable
 
+from harness import CPU, begin, finish, parser, track
+
 from canvaslm.device import Precision
 from canvaslm.measure import interleaved_seconds
 from canvaslm.reporting.benches import Scalar
-from harness import CPU, begin, finish, parser, track
 from step_work import Kind, build_step, plan_of
 
 _CASES: tuple[tuple[str, Kind, Precision], ...] = (

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from harness import CPU, begin, finish, parser, track
+
 from canvaslm.evaluation.speedup import Decoder
 from canvaslm.measure import interleaved_seconds
 from canvaslm.model.packed import decoding_dtype
@@ -28,7 +30,6 @@ from decode_models import (
     without_cache,
 )
 from decode_parts import time_parts
-from harness import CPU, begin, finish, parser, track
 
 _TINY = Sizes(
     width=32, n_layers=2, n_heads=2, ffn_width=48, vocab_size=512, prompt_tokens=16, window=160

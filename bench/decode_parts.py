@@ -12,6 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from harness import CPU
+
 from canvaslm.measure import interleaved_seconds
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import KVCache
@@ -19,7 +21,6 @@ from canvaslm.randomness import stream
 from canvaslm.sampling.one_pass import Asked, answer
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from decode_models import Sizes, build_decoders, prompts_of
-from harness import CPU
 
 _REPEATS = 4  # of each part in a round: one alone is too short for the clock
 

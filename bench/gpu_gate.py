@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness import ROOT
+
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.layout import Layout
 from canvaslm.measure import Timing, interleaved_seconds
@@ -23,7 +25,6 @@ from canvaslm.randomness import stream
 from canvaslm.reporting.benches import Scalar
 from canvaslm.training.learner import Learner, Objective
 from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
-from harness import ROOT
 
 EOT = 0  # the end-of-text id of a text that has no end
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import harness
+
 from canvaslm.reporting.benches import Scalar
 from canvaslm.reporting.files import write_json
 from gpu_gate import Found, Place, told

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness import peer, product_run
+
 from canvaslm.checkpoint import restore, save_checkpoint
 from canvaslm.checkpoint_state import Progress
 from canvaslm.device import available_bytes
@@ -27,7 +29,6 @@ from canvaslm.training.learner import Learner
 from canvaslm.training.memory import estimate_memory
 from canvaslm.training.plan import Recipe
 from gpu_gate import Found, Place, learner_of, objective_of, told, windows_of
-from harness import peer, product_run
 
 _CLOSE = 2e-2  # relative, of gradients and losses in bfloat16
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -25,14 +25,16 @@ if str(ROOT / "src") not in sys.path[:1]:
     sys.path.insert(0, str(ROOT / "src"))
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from canvaslm.device import describe_machine
+from canvaslm.errors import InputError
 from canvaslm.heap import keep_freed_memory
 from canvaslm.measure import peak_bytes
 from canvaslm.reporting.benches import BenchResult, Scalar
-from canvaslm.reporting.files import write_json
+from canvaslm.reporting.files import refuse_read_only, write_json
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
@@ -41,6 +43,7 @@ _PRODUCT = 2048  # rows and columns of the product whose rate stands for the pea
 _WIDTH = 200  # columns of a table where no terminal says how many there are
 _FRESH_PROCESSES = 3
 _SEED = 1
+_MOST = 1000  # threads, or rounds
 _versions: dict[str, str] = {}
 _reasons: dict[str, str] = {}
 _fallbacks: list[str] = []
@@ -61,8 +64,15 @@ def parser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.set_defaults(bench=name, usual_threads=threads)
-    options.add_argument("--threads", type=_count, default=threads, help="threads of one operation")
-    options.add_argument("--rounds", type=_count, default=rounds, help="rounds that are kept")
+    options.add_argument(
+        "--threads",
+        type=_count,
+        default=threads,
+        help="threads of one operation (default %(default)s)",
+    )
+    options.add_argument(
+        "--rounds", type=_count, default=rounds, help="rounds that are kept (default %(default)s)"
+    )
     options.add_argument("--tiny", action="store_true", help="seconds; its figures mean nothing")
     options.add_argument(
         "--out",
@@ -86,10 +96,22 @@ def begin(options: argparse.Namespace) -> None:
     torch.manual_seed(_SEED)
     if not keep_freed_memory():
         _fallbacks.append("allocator: freed memory goes back to the kernel (no glibc)")
+    only = getattr(options, "only", None)
+    if only is not None and options.tiny:
+        refuse("--only: expected full sizes, got --tiny; leave one of the two out")
     if options.out is None:
-        folder = Path("reports/bench/tiny" if options.tiny else "reports/bench")
+        folder = Path("reports/bench")
+        if options.tiny or only is not None:  # bench/check.py does not look there
+            folder /= "tiny" if options.tiny else "partial"
         suffix = "" if options.threads == options.usual_threads else f"_threads{options.threads}"
         options.out = folder / f"{options.bench}{suffix}.json"
+    _refuse_unwritable(options.out)
+
+
+def refuse(message: str) -> NoReturn:
+    """End with one line on stderr and exit 2."""
+    print(message, file=sys.stderr)
+    sys.exit(2)
 
 
 def peer(module_name: str) -> ModuleType | None:
@@ -103,7 +125,7 @@ def peer(module_name: str) -> ModuleType | None:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        _reasons[name] = f"not importable ({error}); it is in the extra canvaslm[bench]"
+        _reasons[name] = f"not importable ({_one_line(error)}); it is in the extra canvaslm[bench]"
         return None
     except Exception as error:  # foreign code, which may refuse a machine in any way
         _reasons[name] = f"does not load on this machine: {_one_line(error)}"
@@ -224,6 +246,7 @@ def finish(
     )
     _show(result)
     write_json(options.out, result.model_dump())
+    print(f"written to {options.out}")
 
 
 def _show(result: BenchResult) -> None:
@@ -248,9 +271,9 @@ def _show(result: BenchResult) -> None:
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> Table:
     table = Table()
     for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
+        table.add_column(escape(column), justify="left" if column == columns[0] else "right")
     for row in rows:
-        table.add_row(*(_shown(row[column]) for column in columns))
+        table.add_row(*(escape(_shown(row[column])) for column in columns))
     return table
 
 
@@ -262,11 +285,22 @@ def _shown(value: Scalar) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
+def _refuse_unwritable(out: Path) -> None:
+    """Before minutes of work, and not after them."""
+    if out.is_dir():
+        refuse(f"{out}: expected a file to write, got a directory; name a file in it")
+    folder = next(place for place in out.absolute().parents if place.is_dir())
+    try:
+        refuse_read_only(folder)
+    except InputError as error:
+        refuse(" ".join(str(error).split()))
+
+
 def _count(text: str) -> int:
-    """A whole number of at least one, or argparse's own message."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"at least 1 is expected, not {value}")
+    """A whole number from one to a thousand, or argparse's own message."""
+    value = int(text) if text.isdecimal() else 0
+    if not 1 <= value <= _MOST:
+        raise argparse.ArgumentTypeError(f"a number from 1 to {_MOST} is expected, not {text}")
     return value
 
 

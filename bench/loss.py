@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from harness import CPU, begin, finish, fresh_peak_bytes, parser, refuse, track
+
 from canvaslm.device import Precision
 from canvaslm.loss import chunked_cross_entropy, dense_cross_entropy
 from canvaslm.measure import Timing, interleaved_seconds, seconds
 from canvaslm.scores import soft_embedding
-from harness import CPU, begin, finish, fresh_peak_bytes, parser, track
 from loss_forms import COMPILED, OURS, Inputs, draw_inputs, ours, peers, products, torch_default
 
 _VOCAB = 50_257
@@ -65,13 +66,18 @@ def main() -> None:
     """Time size by size, measure memory and distances, print and write."""
     options = parser(__doc__, "loss")
     options.add_argument("--all", action="store_true", help="every form at every size: minutes")
-    options.add_argument("--only", help="time only sizes whose id has this in it, and nothing else")
+    options.add_argument(
+        "--only",
+        help="time only sizes whose id has this in it, such as D256_N1024; goes to partial/",
+    )
     chosen = options.parse_args()
     begin(chosen)
     groups, found = _groups(chosen), Found()
+    found.reasons["liger"] = "its kernels are Triton's, for a GPU; bench/gpu_gates.py has it"
+    if not groups:
+        refuse(f"--only: expected a part of an id such as D256_N1024, got {chosen.only!r}")
     if not chosen.tiny:
         _use_memory_once()
-    found.reasons["liger"] = "its kernels are Triton's, for a GPU; bench/gpu_gates.py has it"
     for group in track(groups, total=len(groups), label="sizes"):
         if group.threads > torch.multiprocessing.cpu_count():
             found.ratios[f"{group.place}/ours_over_products"] = None

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from harness import CPU, peer
+
 from canvaslm.device import Precision, autocast
 from canvaslm.loss import chunked_cross_entropy
-from harness import CPU, peer
 
 Run = Callable[[], object]
 OURS, COMPILED = "canvaslm", "apple_compiled"

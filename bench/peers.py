@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness import peer
+
 from canvaslm.device import autocast
 from canvaslm.layout import Layout
 from canvaslm.model.shape import ModelParams
 from canvaslm.training.plan import PretrainParams
-from harness import peer
 
 LLAMA_ATTENTIONS = ("sdpa", "eager")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+
 from canvaslm.params import read_yaml
 from clones import Repro, clone
 

@@ -9,12 +9,13 @@ gain ends when both are as good as they can be; ``bench/gpu_gates.py`` measures 
 
 from dataclasses import dataclass
 
+from harness import ROOT, begin, finish, parser
+
 from canvaslm.layout import Layout
 from canvaslm.measure import stream_flops
 from canvaslm.model.shape import ModelParams, count_parameters
 from canvaslm.params import compose, parse_section, read_yaml
 from canvaslm.reporting.benches import Scalar
-from harness import ROOT, begin, finish, parser
 
 _BYTES = 2  # bfloat16
 _STEPS = (4, 8, 16, 32)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+
 from clones import ROOT, Repro, clone
 from scratch_copy import call
 

@@ -13,10 +13,11 @@ import argparse
 import os
 from dataclasses import asdict
 
+from harness import CPU, begin, finish, fresh_peak_bytes, parser, refuse, track
+
 from canvaslm.device import Precision
 from canvaslm.measure import seconds
 from canvaslm.training.memory import estimate_memory
-from harness import CPU, begin, finish, fresh_peak_bytes, parser, track
 from step_overheads import measure_overheads
 from step_rates import Found, Group, time_group
 from step_work import KINDS, Kind, build_step, plan_of, seconds_in_fresh_process
@@ -50,10 +51,15 @@ _MEMORY: tuple[tuple[str, Kind, Precision], ...] = (
 def main() -> None:
     """Measure group by group, print and write."""
     options = parser(__doc__, "step", rounds=3)
-    options.add_argument("--only", help="the shape of the only groups that are timed")
+    options.add_argument(
+        "--only", help="the shape of the only groups that are timed; goes to partial/"
+    )
     chosen = options.parse_args()
     begin(chosen)
     found, groups = Found(), _groups_of(chosen)
+    if not groups:
+        shapes = ", ".join(dict.fromkeys(group.shape for group in _GROUPS))
+        refuse(f"--only: expected one of {shapes}, got {chosen.only!r}; name one of them")
     for group in track(groups, total=len(groups), label="groups of steps"):
         time_group(group, found, rounds=chosen.rounds, threads=chosen.threads)
     if chosen.only is None:

@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness import ROOT
+
 from canvaslm.checkpoint import save_checkpoint
 from canvaslm.corpus.windows import Windows
 from canvaslm.diffusion.corruption import draw_corruption
@@ -28,7 +30,6 @@ from canvaslm.training.loader import open_reader
 from canvaslm.training.loop import advance, start
 from canvaslm.training.plan import Recipe
 from canvaslm.training.run_state import RunState, StepRecord, open_run
-from harness import ROOT
 from step_work import Step
 
 _CALLS = 50  # of what takes less than a millisecond

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from harness import CPU, product_run
+
 import peers
 from canvaslm.device import Precision
 from canvaslm.measure import interleaved_seconds, seconds
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.benches import Scalar
 from canvaslm.training.plan import Recipe
-from harness import CPU, product_run
 from step_work import Kind, bare_products, build_step, plan_of, random_windows
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}

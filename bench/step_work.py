@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness import CPU, ROOT
+
 from canvaslm.device import Precision
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.heap import keep_freed_memory
@@ -31,7 +33,6 @@ from canvaslm.params import compose, parse_section, read_yaml
 from canvaslm.randomness import stream
 from canvaslm.training.learner import Learner, Objective
 from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
-from harness import CPU, ROOT
 
 Kind = Literal["autoregressive", "one_stream", "two_streams", "masked"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -6,9 +6,10 @@ is the ratio of their median seconds. Beside it stands what a step of two window
 samples, so as many seconds, and so little arithmetic that noise does not hide them.
 """
 
+from harness import CPU, begin, finish, parser, track
+
 from canvaslm.measure import Timing, interleaved_seconds
 from canvaslm.reporting.benches import Scalar
-from harness import CPU, begin, finish, parser, track
 from step_work import Kind, build_step, plan_of
 
 _KINDS: tuple[Kind, ...] = ("autoregressive", "two_streams")

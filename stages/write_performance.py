@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ def write_performance(
     results: Annotated[Path, typer.Option(help="where the benches write")] = Path("reports/bench"),
     bounds: Annotated[Path, typer.Option(help="what must hold")] = Path("bench/bounds.yaml"),
     root: Annotated[Path, typer.Option(help="the repository whose docs are written")] = Path(),
+    partial: Annotated[bool, typer.Option("--partial", help="take what is there for all")] = False,
 ) -> None:
     """Copy what the benches found to docs/measured/, and write the tables and pictures from it."""
     from canvaslm.docs_gate.figures import SNAPSHOT, fill_figures
@@ -26,7 +28,17 @@ def write_performance(
         raise InputError(results, expected="results", got="none", fix="run `make bench`")
     page = root / "docs/performance.md"
     known = read_bounds(bounds, anchors=read_page(root, "docs/performance.md").anchors)
-    snapshot = bench_snapshot(found, judge_bounds(known, found))
+    judged = judge_bounds(known, found)
+    given = {ratio for result in found.values() for ratio in result.ratios}
+    absent = [bound for bound in known if bound.id not in given and not bound.apart]
+    if absent and not partial:
+        raise InputError(
+            results,
+            expected=f"a ratio for each of {len(known)} bounds but those that run apart",
+            got=f"none for {len(absent)}, among them {absent[0].id}",
+            fix="run `make bench`, or say --partial to write what is there",
+        )
+    snapshot = bench_snapshot(found, judged)
     text = fill_figures(page.read_text(encoding="utf-8"), snapshot, where=str(page))
     pictures = {f"docs/pictures/{name}.svg": svg for name, svg in draw_benches(snapshot).items()}
     files = {SNAPSHOT: to_json(snapshot), "docs/performance.md": text, **pictures}
@@ -34,6 +46,9 @@ def write_performance(
     for picture in (root / "docs/pictures").glob("*.svg"):
         if f"docs/pictures/{picture.name}" not in pictures:
             picture.unlink()  # of a bench that has no figures any more
+    counts = Counter(item.judgement for item in judged)
+    said = ", ".join(f"{n} {judgement}" for judgement, n in counts.items())
+    typer.echo(f"docs/performance.md, {SNAPSHOT} and {len(pictures)} pictures: {said}")
 
 
 if __name__ == "__main__":

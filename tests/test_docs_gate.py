@@ -30,7 +30,7 @@ FILES = {
     "tests/test_loss.py": "def test_it_adds(): ...\n",
     "docs/measured/ci.json": '{"eval": {"loss": 4.5249, "n": 343516160, "gap": null, "v": "pass"}}',
     "docs/measured/bench.json": (
-        '{"benches": {}, "bounds": [{"id": "a/b", "aim": "≤ 1", "ratio": null, "why": null,'
+        '{"benches": {}, "bounds": [{"id": "a/b", "aim": "≤ 1", "slack": 0.1, "held": null, "ratio": null, "why": null,'
         ' "judgement": "fail", "reason": "x"}]}'
     ),
     "reports/eval/metrics.json": '{"loss": 4.5}',
@@ -84,8 +84,9 @@ def command(text: str) -> str:
         command("python stages/pretrain.py --help"),
         command("python bench/loss.py --all --rounds 3"),
         command("pytest tests/test_loss.py::test_it_adds"),
-        "<!-- figures: bounds a -->\n\n| ratio | aim | found | judgement |\n|---|---|---|---|\n"
-        "| a/b | ≤ 1 | not measured | fail |\n\n<!-- end of figures -->\n",
+        "<!-- figures: bounds a -->\n\n| ratio | aim and slack | held | found | judgement |\n"
+        "|---|---|---|---|---|\n| a/b | ≤ 1 ± 10% |  | not measured | fail |\n"
+        "\n<!-- end of figures -->\n",
         "```text\nmake nothing\n```\n",
     ],
 )

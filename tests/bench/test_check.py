@@ -30,7 +30,7 @@ class Bench:
     def write(self, ratios: dict[str, float | None], **changes: object) -> None:
         whole: dict[str, object] = {
             "bench": "loss",
-            "machine": {},
+            "machine": {"processor": "one"},
             "versions": {},
             "threads": 1,
             "tiny": False,
@@ -74,7 +74,7 @@ def test_a_missing_ratio_exits_1(
 ) -> None:
     bench.write({key: ratio for key, ratio in RATIOS.items() if key != name})
     assert bench.status() == 1
-    assert "no bench has given it" in capsys.readouterr().out
+    assert "no result has it; run" in capsys.readouterr().out
 
 
 def test_a_null_ratio_passes_with_its_reason_and_is_refused_without(bench: Bench) -> None:
@@ -113,3 +113,11 @@ def test_a_result_of_tiny_sizes_exits_2(bench: Bench) -> None:
 def test_the_bounds_of_the_project_are_bounds_and_their_explanations_are_there() -> None:
     anchors = read_page(ROOT, "docs/performance.md").anchors
     assert read_bounds(ROOT / "bench/bounds.yaml", anchors=anchors)
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.write(RATIOS | {"loss/ours": None}, not_measured={"ours": "in canvaslm[bench], [/red]"})
+    assert bench.status() == 0
+    assert "in canvaslm[bench], [/red]" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 """Do all benches measure under the same conditions, and write what they found?"""
 
 import argparse
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,10 @@ import torch
 from pydantic import ValidationError
 
 import harness
+
 from canvaslm.reporting.benches import read_bench
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +174,42 @@ def test_work_that_fails_in_a_fresh_process_is_told(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         harness.fresh_peak_bytes("work_that_fails:prepare", {})
+
+
+@pytest.mark.parametrize("name", ["loss", "step"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--only", "w526"], "--only: expected"),
+        (["--tiny", "--only", "w256"], "--only: expected full sizes, got --tiny"),
+        (["--out", "/"], "/: expected a file to write, got a directory"),
+        (["--threads", "1000000000000"], "a number from 1 to 1000 is expected"),
+    ],
+)
+def test_what_a_bench_cannot_do_is_told_before_it_measures(
+    name: str, words: list[str], told: str, tmp_path: Path
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, ROOT / f"bench/{name}.py", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ran.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert told in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_bench_measures_the_checkout_that_it_lies_in() -> None:
+    """Whichever checkout the environment was installed from."""
+    for file in (ROOT / "bench").glob("*.py"):
+        lines = file.read_text().splitlines()
+        ours, first = _lines_with(lines, "canvaslm"), _lines_with(lines, "harness")
+        assert not (ours and first) or first[0] < ours[0], file
+
+
+def _lines_with(lines: list[str], module: str) -> list[int]:
+    starts = f"from {module}", f"import {module}"
+    return [n for n, line in enumerate(lines) if line.startswith(starts)]

@@ -12,7 +12,7 @@ from canvaslm.reporting.files import write_json
 def result(**changes: object) -> dict[str, object]:
     whole: dict[str, object] = {
         "bench": "loss",
-        "machine": {"device": "cpu", "cores": 2},
+        "machine": {"device": "cpu", "processor": "one", "cores": 2},
         "versions": {"torch": "2.13.0"},
         "threads": 1,
         "tiny": False,
@@ -38,6 +38,10 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     [
         ({"ratios": {"loss/a": None}}, "a reason in not_measured for loss/a"),
         ({"ratios": {"loss/a": "1.5"}}, "a valid number"),
+        ({"ratios": {"loss/a": -1.0}}, "greater than or equal to 0"),
+        ({"ratios": {"loss/a": None}, "not_measured": {"": "none"}}, "at least 4 characters"),
+        ({"ratios": {"loss/a": None}, "not_measured": {"loss": ""}}, "at least 4 characters"),
+        ({"machine": {"cores": 2}}, "a processor"),
         ({"threads": 0}, "greater than or equal to 1"),
         ({"rows": [{"nested": [1]}]}, "rows"),
         ({"extra": 1}, "a known key"),

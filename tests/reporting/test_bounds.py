@@ -19,7 +19,7 @@ BOTH = Bound(id="a/ours", at_least=0.9, at_most=1.1, slack=0.0)
 def found(ratios: dict[str, float | None], *, tiny: bool = False, **reasons: str) -> BenchResult:
     return BenchResult(
         bench="a",
-        machine={},
+        machine={"processor": "one"},
         versions={},
         threads=1,
         tiny=tiny,
@@ -61,7 +61,10 @@ def test_a_ratio_passes_is_explained_or_fails(bound: Bound, ratio: float, judgem
 
 def test_a_ratio_that_no_bench_gave_fails() -> None:
     (judged,) = judge_bounds([ABOVE], {"a": found({"a/other": 0.5})})
-    assert (judged.judgement, judged.reason) == ("fail", "no bench has given it")
+    assert (judged.judgement, judged.reason) == (
+        "fail",
+        "no result has it; run `python bench/a.py`",
+    )
 
 
 def test_a_ratio_with_a_reason_was_not_measured() -> None:
@@ -83,7 +86,7 @@ def test_figures_of_tiny_sizes_are_not_judged() -> None:
 
 
 def test_two_files_with_one_ratio_are_refused() -> None:
-    with pytest.raises(InputError, match="a/ours"):
+    with pytest.raises(InputError, match=r"a/ours: .*a\.json and b\.json"):
         judge_bounds([ABOVE], {"a": found({"a/ours": 0.5}), "b": found({"a/ours": 0.6})})
 
 
@@ -91,6 +94,7 @@ def test_two_files_with_one_ratio_are_refused() -> None:
     ("entries", "told"),
     [
         ("{id: a, slack: 0.1}", "at_most or at_least"),
+        ("{id: a, at_least: 2, at_most: 1, slack: 0.1}", "at_least below at_most"),
         ("{id: a, at_most: 1, slack: 0.1, held: 2}", "held and why together"),
         ("{id: a, at_most: 1, slack: 0.1, why: loss}", "held and why together"),
         ("{id: a, at_most: 1, slack: 0.1, held: 0.5, why: loss}", "far side"),

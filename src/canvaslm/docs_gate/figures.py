@@ -80,14 +80,14 @@ def check_figures(page: Page, root: Path) -> Iterator[Fault]:
 
 def _drawn(words: Sequence[str], snapshot: Mapping[str, Any], *, where: str) -> str:
     """The Markdown of one block."""
-    kind, *rest = words
+    kind, *rest = words or [""]
     benches, bounds = snapshot["benches"], snapshot["bounds"]
     if kind == "bounds" and len(rest) == 1:
         chosen = [bound for bound in bounds if bound["id"].partition("/")[0] == rest[0]]
         if chosen:
             return _bounds(rest[0], chosen)
     if kind == "rows" and rest:
-        if rest[0] not in benches:
+        if not benches.get(rest[0], {}).get("rows"):
             return f"Not measured: no result of `{rest[0]}` was there."
         return _rows(benches[rest[0]]["rows"], rest[1:], where=f"{where}: {' '.join(words)}")
     if kind == "machine" and not rest:
@@ -109,8 +109,10 @@ def _bounds(name: str, bounds: Sequence[Mapping[str, Any]]) -> str:
         judgement = bound["judgement"].replace("_", " ")
         if bound["judgement"] == "explained":
             judgement = f"[explained](#{bound['why']})"
-        rows.append([bound["id"], bound["aim"], _shown(bound["ratio"]), judgement])
-    table = _table(["ratio", "aim", "found", "judgement"], rows)
+        held = "" if bound["held"] is None else f"{bound['held']:g}"
+        aim = f"{bound['aim']} ± {bound['slack']:.0%}"
+        rows.append([bound["id"], aim, held, _shown(bound["ratio"]), judgement])
+    table = _table(["ratio", "aim and slack", "held", "found", "judgement"], rows)
     if all(bound["ratio"] is None for bound in bounds):
         return table
     return f"{table}\n\n![{name}: the share of each aim that was reached](pictures/{name}.svg)"
@@ -128,10 +130,12 @@ def _rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, where: s
             fix="correct the comment",
         )
     tables: dict[tuple[str, ...], list[list[str]]] = {}
+    orders: dict[frozenset[str], tuple[str, ...]] = {}
     for row in rows:
         if columns and not all(name in row for name in columns):
             continue
-        names = tuple(columns or sorted(row, key=lambda name: _rank(row[name])))
+        order = tuple(columns or sorted(row, key=lambda name: _rank(row[name])))
+        names = orders.setdefault(frozenset(order), order)  # the first row of its kind decides
         cells = [_shown(row[name]) for name in names]
         if cells not in tables.setdefault(names, []):
             tables[names].append(cells)
@@ -174,7 +178,10 @@ def _gaps(benches: Mapping[str, Mapping[str, Any]], bounds: Sequence[Mapping[str
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines += [
+        f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in row)} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 

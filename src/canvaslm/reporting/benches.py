@@ -6,7 +6,7 @@ seconds beside them say what the machine was like on that day and are compared w
 
 import json
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from canvaslm.errors import InputError
 from canvaslm.params import Params, parse_section
 
 Scalar: TypeAlias = str | bool | int | float | None
+_Said: TypeAlias = Annotated[str, Field(min_length=4)]  # a word, and not a letter of every id
 
 
 class BenchResult(Params):
@@ -26,9 +27,17 @@ class BenchResult(Params):
     tiny: bool = Field(description="whether the sizes were such that figures mean nothing")
     rounds: int = Field(ge=1, description="rounds whose medians were taken")
     rows: list[dict[str, Scalar]] = Field(description="what was measured, units in the keys")
-    ratios: dict[str, float | None] = Field(description="by id; none where nothing was measured")
-    not_measured: dict[str, str] = Field(description="why, by a part of the id or by a peer")
+    ratios: dict[str, Annotated[float, Field(ge=0)] | None] = Field(
+        description="by id; none where nothing was measured"
+    )
+    not_measured: dict[_Said, _Said] = Field(description="why, by a part of the id or by a peer")
     fallbacks: list[str] = Field(description="what fell back, from what to what")
+
+    @model_validator(mode="after")
+    def _says_where_it_ran(self) -> "BenchResult":
+        if "processor" not in self.machine:
+            raise ValueError("a processor among what the machine is")
+        return self
 
     @model_validator(mode="after")
     def _every_gap_has_a_reason(self) -> "BenchResult":

@@ -37,11 +37,18 @@ class Bound(Params):
     def _is_complete(self) -> "Bound":
         if self.at_most is None and self.at_least is None:
             raise ValueError("at_most or at_least")
+        if self.at_most is not None and self.at_least is not None and self.at_most < self.at_least:
+            raise ValueError("at_least below at_most")
         if (self.held is None) != (self.why is None):
             raise ValueError("held and why together, or neither")
         if self.held is not None and not self._is_weaker(self.held):
             raise ValueError("held on the far side of one aim; reach the aim, or drop held")
         return self
+
+    @property
+    def bench(self) -> str:
+        """The bench that gives the ratio."""
+        return self.id.partition("/")[0]
 
     @property
     def aim(self) -> str:
@@ -123,6 +130,7 @@ def judge_bounds(bounds: list[Bound], results: Mapping[str, BenchResult]) -> lis
         InputError: a result has tiny sizes, or two results have a ratio of one id.
     """
     found: dict[str, tuple[float | None, str]] = {}
+    names: dict[str, str] = {}
     for name, result in results.items():
         if result.tiny:
             raise InputError(
@@ -131,8 +139,12 @@ def judge_bounds(bounds: list[Bound], results: Mapping[str, BenchResult]) -> lis
         for ratio_id, ratio in result.ratios.items():
             if ratio_id in found:
                 raise InputError(
-                    f"{name}:{ratio_id}", expected="one file with it", got="two", fix="remove one"
+                    ratio_id,
+                    expected="one file with it",
+                    got=f"{names[ratio_id]}.json and {name}.json",
+                    fix="remove one of them from reports/bench",
                 )
+            names[ratio_id] = name
             found[ratio_id] = ratio, result.reason(ratio_id) or ""
     return [_judged(bound, *found.get(bound.id, (None, ""))) for bound in bounds]
 
@@ -143,4 +155,5 @@ def _judged(bound: Bound, ratio: float | None, reason: str) -> Judged:
     reason = reason or bound.apart or ""
     if reason:
         return Judged(bound=bound, ratio=None, judgement="not_measured", reason=reason)
-    return Judged(bound=bound, ratio=None, judgement="fail", reason="no bench has given it")
+    reason = f"no result has it; run `python bench/{bound.bench}.py`"
+    return Judged(bound=bound, ratio=None, judgement="fail", reason=reason)
