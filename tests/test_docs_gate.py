@@ -30,8 +30,8 @@ FILES = {
     "tests/test_loss.py": "def test_it_adds(): ...\n",
     "docs/measured/ci.json": '{"eval": {"loss": 4.5249, "n": 343516160, "gap": null, "v": "pass"}}',
     "docs/measured/bench.json": (
-        '{"benches": {}, "bounds": [{"id": "a/b", "aim": "≤ 1", "slack": 0.1, "held": null, "ratio": null, "why": null,'
-        ' "judgement": "fail", "reason": "x"}]}'
+        '{"benches": {}, "bounds": [{"id": "a/b", "aim": "≤ 1", "slack": 0.1, "held": null,'
+        ' "ratio": null, "why": null, "judgement": "fail", "reason": "x"}]}'
     ),
     "reports/eval/metrics.json": '{"loss": 4.5}',
     "reports/eval/samples.json": "{}",
