@@ -221,7 +221,9 @@ def scaled_problem(*, at: float, spread: float, dtype: torch.dtype) -> Problem:
 
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize(
-    ("at", "spread"), [(0, 20), (95, 3), (-95, 3), (700, 3), (-2000, 3), (0, 300), (-60, 90)]
+    ("at", "spread"),
+    # Sums from (75, 3) fit float32, but times a head of 75 they do not.
+    [(0, 20), (75, 3), (95, 3), (-95, 3), (700, 3), (-2000, 3), (0, 300), (-60, 90)],
 )
 def test_scores_anywhere_keep_value_and_gradients(at: float, spread: float, reduction) -> None:
     inputs = scaled_problem(at=at, spread=spread, dtype=torch.float32)

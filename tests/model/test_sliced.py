@@ -112,6 +112,13 @@ def test_rows_of_the_batch_do_not_depend_on_what_goes_with_them(
     assert all(torch.equal(x, y) for x, y in zip(together, apart, strict=True))
 
 
+def test_last_part_of_the_batch_may_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced, "_SCORES", 2 * 4 * L * T)  # two rows go together
+    inputs = [draw(5, n, T, i) for i, n in enumerate([4, 2, 2, 2, 2])]
+    found = pulled(canvas_attention(*inputs, canvas_tokens=L, start=0), inputs)
+    assert_close(found, pulled(masked_two_streams(*inputs, start=0), inputs), torch.float64)
+
+
 def test_order_in_memory_changes_nothing() -> None:
     inputs = two_streams(4, 2, 0)
     others = [x.detach().contiguous().requires_grad_() for x in inputs]

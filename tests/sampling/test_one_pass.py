@@ -185,6 +185,42 @@ def test_a_number_that_is_not_finite_is_shown_where_it_is_and_nowhere_else() -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e30])
+def test_what_the_plain_form_decides_changes_no_bit_of_its_neighbours(
+    wrong: float, temperature: float, dtype: torch.dtype
+) -> None:
+    usual = _asked(300, dtype=dtype, shape=(1, 5), temperature=temperature)
+    usual.hidden[0, :, 0] = 0.0
+    usual.head[0] = 0.0
+    usual.head[0, :128] = torch.finfo(dtype).min  # a whole bin overflows where hidden does not fit
+    beside = dataclasses.replace(usual, hidden=usual.hidden.clone())
+    beside.hidden[0, 3, 0] = wrong
+    (alone, _), (now, _) = (answer(asked, step=0, n_steps=1) for asked in (usual, beside))
+    others = [0, 1, 2, 4]
+    for name in FIELDS:
+        assert torch.equal(getattr(now, name)[0, others], getattr(alone, name)[0, others])
+    assert now.entropy[0, 3].isfinite() == math.isfinite(wrong)
+    if math.isfinite(wrong):
+        plain, _ = _plain(beside)
+        assert now.candidates[0, 3] == plain.candidates[0, 3]
+        assert now.argmax[0, 3] == plain.argmax[0, 3]
+        assert (now.confidence - plain.confidence)[0, 3].abs() < TOLERANCE[dtype]
+        assert (now.entropy - plain.entropy)[0, 3].abs() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-12, 1e-40, 1e-300])
+def test_tiny_temperature_is_certain_of_the_argmax(temperature: float, dtype: torch.dtype) -> None:
+    asked = _asked(300, dtype=dtype, temperature=temperature)
+    now, _ = answer(asked, step=0, n_steps=1)
+    assert torch.equal(now.argmax, _plain(asked)[0].argmax)
+    assert torch.equal(now.candidates, now.argmax)
+    assert (now.confidence == 1.0).all()
+    assert (now.entropy == 0.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("vocab_chunk", [128, 200, 1000])
 def test_the_guess_is_that_of_the_logits_before_anything_is_taken_off(
     dtype: torch.dtype, vocab_chunk: int

@@ -133,13 +133,15 @@ class _Block:
         whole = cumulated[:, -1]
         moments = (moment * weight).add_(mass * below).sum(-1)
         entropy = whole.log() - moments / whole
-        if not bool(entropy.isfinite().all()):
-            return self._answer_plainly()
         argmax = best[:, 0] * _BIN + self._bin(best).argmax(-1)
         candidates = argmax
         if self._asked.uniforms is not None:
             candidates = self._draw(largest, mass, cumulated, self._asked.uniforms[0])
-        return candidates, argmax, 1.0 / whole, entropy
+        columns = candidates, argmax, 1.0 / whole, entropy
+        is_odd = entropy.isfinite().logical_not_()
+        if bool(is_odd.any()):
+            self._answer_plainly(is_odd, into=columns)
+        return columns
 
     def guess(self) -> Tensor:
         """(R, D), after :meth:`answer`."""
@@ -212,14 +214,19 @@ class _Block:
         amount = (self._asked.excess[0] * is_here).neg_().to(words.dtype)
         words.scatter_add_(1, place.clamp_(0, words.shape[1] - 1)[:, None], amount[:, None])
 
-    def _answer_plainly(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The float64 form over all logits, for numbers that are not finite."""
-        asked = self._asked
-        logits = self._logits.flatten(1)[None, :, : self._n_words]
+    def _answer_plainly(self, is_odd: Tensor, *, into: tuple[Tensor, ...]) -> None:
+        """Write the float64 form over what is said of the positions ``is_odd`` (R,), and no other.
+
+        The others keep every bit, whatever their neighbours hold.
+        """
+        asked = self._asked.some(is_odd)
+        logits = self._logits[is_odd].flatten(1)[None, :, : self._n_words]
         plain = predict(
             logits, temperature=asked.temperature, uniforms=asked.uniforms, step=0, n_steps=1
         )
-        return plain.candidates[0], plain.argmax[0], plain.confidence[0], plain.entropy[0]
+        told = plain.candidates, plain.argmax, plain.confidence, plain.entropy
+        for column, values in zip(into, told, strict=True):
+            column[is_odd] = values[0]
 
 
 class _Mixture:
