@@ -264,7 +264,7 @@ def refuse_to_replace(out: Path) -> None:
         if place.is_symlink() or place.exists():
             got = "a symbolic link" if place.is_symlink() else "a file"
             raise InputError(place, expected="a directory", got=got, fix="remove it")
-    found = {path.name: path.is_file() for path in out.iterdir()} if out.is_dir() else {}
+    found = _contents(out)
     if found and (set(found) != set(_FILES) or not all(found.values())):
         raise InputError(
             out,
@@ -272,6 +272,23 @@ def refuse_to_replace(out: Path) -> None:
             got=f"a directory with {', '.join(sorted(found)[:4])}",
             fix=fix,
         )
+
+
+def _contents(directory: Path) -> dict[str, bool]:
+    """The names in a directory, and which of them are files; none where there is no directory.
+
+    Another process may put a checkpoint in its place meanwhile; then what stands there now counts.
+    """
+    while True:
+        try:
+            before = directory.stat().st_ino
+            with os.scandir(directory) as entries:
+                found = {entry.name: entry.is_file() for entry in entries}
+            if directory.stat().st_ino == before:
+                return found
+        except (FileNotFoundError, NotADirectoryError):
+            if not directory.exists():
+                return {}
 
 
 def _sizes(
