@@ -91,7 +91,7 @@ def build_decoders(
 
 
 def canvases(network: Backbone, n_steps: int) -> CanvasSampler:
-    """The shipped rules at a fixed number of steps; what another bench wants else, it replaces."""
+    """Canvases at a fixed number of steps; a bench replaces what it wants otherwise."""
     return CanvasSampler(
         model=network,
         acceptance=EntropyBound(bound=0.1),

@@ -26,6 +26,7 @@ from canvaslm.reporting.benches import Scalar
 from canvaslm.training.learner import Learner, Objective
 from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
 
+CLOSE = 2e-2  # relative, of gradients and losses in bfloat16
 EOT = 0  # the end-of-text id of a text that has no end
 
 

@@ -39,16 +39,16 @@ class Gate:
 
 GATES = (
     Gate(name="draws", run="gpu_training:draws", budget_s=60, ratios=("equal",)),
-    Gate(name="bfloat16", run="gpu_training:bfloat16", budget_s=60, ratios=("loss_distance",)),
+    Gate(name="bfloat16", run="gpu_passes:bfloat16", budget_s=60, ratios=("loss_distance",)),
     Gate(
         name="attention",
-        run="gpu_training:attention",
+        run="gpu_passes:attention",
         budget_s=100,
         ratios=("ours_over_dense_mask",),
     ),
     Gate(
         name="loss",
-        run="gpu_training:loss",
+        run="gpu_passes:loss",
         budget_s=80,
         ratios=("ours_over_best_peer", "ours_over_products"),
     ),

@@ -218,9 +218,11 @@ def _balanced_numbers(plan: Recipe) -> np.ndarray:
     return np.sort(np.array(kept[True][:wanted] + kept[False][: n - wanted]))
 
 
-def memory_work(shape: str, kind: Kind, precision: Precision) -> Callable[[], object]:
-    """For a fresh process: build a learner and let it take three steps."""
-    plan = plan_of(shape, kind, precision=precision)
+def memory_work(
+    shape: str, kind: Kind, precision: Precision, **pretrain: Any
+) -> Callable[[], object]:
+    """For a fresh process: build a learner of :func:`plan_of` and let it take three steps."""
+    plan = plan_of(shape, kind, precision=precision, **pretrain)
 
     def work() -> None:
         step = build_step(plan)

@@ -646,6 +646,24 @@ def test_an_out_that_is_free_or_holds_a_checkpoint_is_accepted(tmp_path, saved):
         refuse_to_replace(out)
 
 
+def test_a_checkpoint_that_is_replaced_under_our_eyes_is_still_one(tmp_path, saved, monkeypatch):
+    out, gone = tmp_path / "out", tmp_path / "gone"
+    shutil.copytree(saved, out)
+    look = os.scandir
+
+    def look_too_late(path):
+        if path == out and not gone.exists():
+            out.rename(gone)
+            (gone / "state.json").unlink()
+            shutil.copytree(saved, out)
+            return look(gone)
+        return look(path)
+
+    monkeypatch.setattr(room.os, "scandir", look_too_late)
+    refuse_to_replace(out)
+    assert gone.exists(), "nobody looked"
+
+
 def test_exports_to_one_place_at_once_leave_one_of_them_whole(tmp_path, saved):
     code = """
 import sys

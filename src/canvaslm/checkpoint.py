@@ -286,7 +286,7 @@ def _contents(directory: Path) -> dict[str, bool]:
                 found = {entry.name: entry.is_file() for entry in entries}
             if directory.stat().st_ino == before:
                 return found
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             if not directory.exists():
                 return {}
 

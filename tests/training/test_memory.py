@@ -1,13 +1,11 @@
 """Is the estimate what autograd keeps, and is a run that cannot fit refused with its terms?"""
 
-import pickle
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+
+from harness import fresh_peak_bytes
 
 from canvaslm.device import autocast
 from canvaslm.errors import InputError
@@ -18,6 +16,7 @@ from canvaslm.objective.next_token import NextToken
 from canvaslm.training import memory, trace_ring
 from canvaslm.training.learner import Learner
 from canvaslm.training.memory import estimate_memory, refuse_what_does_not_fit
+from step_work import plan_of
 
 BASE = {
     "width": 192,
@@ -29,34 +28,6 @@ BASE = {
     "vocab_multiple": 1,
 }
 LAPTOP = Layout(canvas_tokens=16, canvases_per_window=8, vocab_size=2048)
-
-SMALL = Layout(canvas_tokens=16, canvases_per_window=16, vocab_size=2048)
-
-STEPS = """
-import pickle, sys
-from canvaslm.heap import keep_freed_memory
-
-recipe, objective = pickle.load(sys.stdin.buffer)
-keep_freed_memory()
-
-import numpy as np
-import torch
-from canvaslm.measure import peak_bytes
-from canvaslm.training.learner import Learner
-
-torch.set_num_threads(1)
-cpu, n_windows = torch.device("cpu"), recipe.pretrain.windows_per_step
-
-def work():
-    learner, draws = Learner(recipe, objective, cpu), np.random.default_rng(0)
-    for step in range(3):
-        size = (n_windows, recipe.layout.window_tokens)
-        windows = draws.integers(0, recipe.layout.vocab_size, size)
-        learner.take_step(step, windows, np.arange(n_windows) + step * n_windows)
-
-before, peak = peak_bytes(lambda: None, device=cpu), peak_bytes(work, device=cpu)
-print(None if before is None or peak is None else peak - before)
-"""
 
 
 def objective_of(recipe):
@@ -174,28 +145,16 @@ def test_the_loss_is_scores_of_some_tokens_and_gradients_with_a_copy(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_layers", [4, 12])
-def test_two_streams_under_checkpointing_take_what_was_estimated(tiny_recipe, n_layers):
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", ["laptop", "w512"])  # four and twelve layers
+def test_two_streams_under_checkpointing_take_what_was_estimated(shape):
     """The peak of a fresh process, where recomputed blocks leave holes in the heap."""
-    recipe = tiny_recipe(
-        layout=SMALL,
-        model=BASE
-        | {"width": 256, "n_heads": 4, "head_width": 64, "ffn_width": 704, "n_layers": n_layers},
-        micro_batch_windows=8,
-        windows_per_step=8,
-        gradient_checkpointing=True,
-        vocab_chunk=2048,
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", STEPS],
-        input=pickle.dumps((recipe, objective_of(recipe))),
-        capture_output=True,
-        check=True,
-    )
-    if ran.stdout.split() == [b"None"]:
+    asked = {"kind": "two_streams", "precision": "float32", "gradient_checkpointing": True}
+    peak = fresh_peak_bytes("step_work:memory_work", {"shape": shape} | asked, processes=1)
+    if peak is None:
         pytest.skip("this machine does not tell a process's peak")
-    estimate = estimate_memory(recipe, sliced_attention=True).total
-    assert 0.85 * estimate < int(ran.stdout) < 1.15 * estimate
+    estimate = estimate_memory(plan_of(shape, **asked), sliced_attention=True).total
+    assert 0.85 * estimate < peak < 1.15 * estimate
 
 
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
