@@ -108,7 +108,7 @@ def _groups(options: argparse.Namespace) -> Sequence[Group]:
         size(precision="float32", width=192, tokens=many, vocab=2048, share=1.6),
         size(precision="float32", width=256, tokens=few, share=1.0),
         size(precision="float32", width=256, tokens=many, share=0.2),
-        size(precision="float32", width=1024, tokens=few, share=0.2),
+        size(precision="float32", width=1024, tokens=few, share=0.4),
         size(precision="float32", width=1024, tokens=many, share=0.2, has_peers=options.all),
         size(precision="bfloat16", width=256, tokens=few, share=0.4),
         size(precision="bfloat16", width=256, tokens=many, share=0.2, has_peers=options.all),
