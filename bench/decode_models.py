@@ -63,6 +63,8 @@ class Sizes:
             rope_base=10000.0,
             norm_eps=1e-5,
             self_conditioning="off",
+            self_conditioning_form="linear",
+            tied=True,
             clean_mask="causal",
             vocab_multiple=1,
         )

@@ -37,7 +37,7 @@ def draws(place: Place) -> Found:
             torch.from_numpy(windows).to(device),
             numbers,
             layout=plan.layout,
-            n_times=plan.diffusion.train_times,
+            diffusion=plan.diffusion,
             context=plan.diffusion.context,
             seed=plan.pretrain.seed,
         )
@@ -162,7 +162,7 @@ def _measured_step(place: Place, plan: Recipe) -> dict[str, float]:
     )
     runs = {"step": lambda: learner.take_step(2, *batch), "product": product}
     seconds = place.time(runs, rounds=3, warmup_rounds=1)
-    flops = objective_of(plan).flops_per_window(plan.model) * plan.pretrain.windows_per_step
+    flops = objective_of(plan).flops_of_first(plan.model, plan.pretrain.windows_per_step)
     rate, peak_rate = flops / seconds["step"].median_s, product_flops / seconds["product"].median_s
     tokens = plan.pretrain.windows_per_step * plan.layout.window_tokens
     return {

@@ -123,7 +123,7 @@ def _draw(step: Step) -> None:
         torch.from_numpy(step.windows),
         numbers,
         layout=plan.layout,
-        n_times=plan.diffusion.train_times,
+        diffusion=plan.diffusion,
         context=plan.diffusion.context,
         seed=plan.pretrain.seed,
     )
@@ -140,7 +140,13 @@ def _time_records(step: Step, state: RunState) -> float:
 
     def note() -> None:
         state.record(record, seconds=0.5)
-        advance(start(), record, params, layout, step.flops)
+        advance(
+            start(),
+            record,
+            params,
+            layout,
+            lambda windows: step.flops * windows / len(step.windows),
+        )
 
     return _median_s(note)
 

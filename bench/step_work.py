@@ -139,7 +139,7 @@ def build_step(plan: Recipe, *, masked: bool = False) -> Step:
         learner=learner,
         windows=windows,
         numbers=numbers,
-        flops=objective.flops_per_window(plan.model) * len(windows),
+        flops=objective.flops_of_first(plan.model, len(windows)),
     )
 
 

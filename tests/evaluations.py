@@ -16,7 +16,6 @@ import numpy as np
 from torch import Tensor
 
 from canvaslm.checkpoint import load_model
-from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.evaluation.loss_parity import measure_loss_parity
 from canvaslm.evaluation.parity_params import EvalLossParityParams
 from canvaslm.layout import Layout
@@ -25,6 +24,7 @@ from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import to_json
 from canvaslm.reporting.progress import untracked
+from shapes import tiny_diffusion
 
 N_WINDOWS = 5
 PARAMS = EvalLossParityParams(
@@ -64,7 +64,7 @@ def evaluate(twin: Backbone, denoiser: Backbone) -> dict[str, Any]:
     one_token = Layout(
         canvas_tokens=1, canvases_per_window=layout.window_tokens, vocab_size=layout.vocab_size
     )
-    diffusion = DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.5)
+    diffusion = tiny_diffusion()
     with _recorded(denoiser) as draws:
         result = measure_loss_parity(
             twin,

@@ -48,8 +48,8 @@ class Poisoned:
         bad = bool(np.isin(numbers, self.numbers).any())
         return LossSum(nats=loss.nats * (math.nan if bad else 1.0), n_targets=loss.n_targets)
 
-    def flops_per_window(self, params):
-        return self.inner.flops_per_window(params)
+    def flops_of_first(self, params, n_windows):
+        return self.inner.flops_of_first(params, n_windows)
 
 
 def job_of(recipe, shards, *, poison=(), code="c"):

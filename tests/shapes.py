@@ -1,7 +1,11 @@
-"""Shapes of networks that tests share: one small enough to train, and the one of production."""
+"""Shapes of networks that tests share: one small enough to train, and the one of production.
+
+With them what a small network is trained on.
+"""
 
 from typing import Any
 
+from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.model.shape import ModelParams
 
 PRODUCTION = ModelParams(
@@ -17,6 +21,8 @@ PRODUCTION = ModelParams(
     rope_base=10000.0,
     norm_eps=1e-5,
     self_conditioning="output",
+    self_conditioning_form="linear",
+    tied=True,
     clean_mask="causal",
     vocab_multiple=1,
 )
@@ -35,3 +41,19 @@ _TINY = {
 def tiny_shape(**changes: Any) -> ModelParams:
     """Two layers of width 16, else as in production; with what a test needs otherwise."""
     return ModelParams.model_validate(PRODUCTION.model_dump() | _TINY | changes)
+
+
+def tiny_diffusion(**changes: Any) -> DiffusionParams:
+    """Four times, clean context, half of the windows with a guess; with what a test changes."""
+    plain = {
+        "train_times": 4,
+        "time_draw": "uniform",
+        "context": "clean",
+        "loss": "plain",
+        "likelihood_bias": False,
+        "next_token_weight": 0.0,
+        "first_phase": "none",
+        "first_phase_share": 0.0,
+        "self_conditioning_share": 0.5,
+    }
+    return DiffusionParams.model_validate(plain | changes)

@@ -33,7 +33,7 @@ from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.params import load_section
 from canvaslm.training.optimizer import make_optimizer
 from canvaslm.training.plan import PretrainParams
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
 MODEL = tiny_shape()
@@ -41,7 +41,7 @@ IDENTITY = {
     "objective": "diffusion",
     "model": MODEL.model_dump(),
     "layout": LAYOUT.model_dump(),
-    "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
+    "diffusion": tiny_diffusion().model_dump(),
     "pretrain": {"steps": 10**9, "windows_per_step": 4, "learning_rate": 0.01},
     "data": {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0, "shards": {}},
     "code": "c",

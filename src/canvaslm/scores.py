@@ -31,7 +31,7 @@ _LINE = 16  # float32 values in a cache line
 class SoftEmbedding:
     """What :func:`soft_embedding` finds in one pass: (..., D) vectors, and (...) nats."""
 
-    vectors: Tensor  # softmax(hidden @ weight.T) @ weight, in the type of hidden
+    vectors: Tensor  # softmax(hidden @ weight.T) @ table, in the type of hidden
     lse: Tensor  # log-sum-exp of each row of scores, float32 or wider
 
 
@@ -42,7 +42,7 @@ class RowSums:
     total: Tensor  # (n,) sum of exp(Z)
     shift: Tensor  # (n,) score - Z, the same for all words
     chosen: Tensor | None  # (n,) Z of the target
-    mixed: Tensor | None  # (n, D) exp(Z) @ weight
+    mixed: Tensor | None  # (n, D) exp(Z) @ table
 
 
 class Scores:
@@ -100,14 +100,14 @@ class Scores:
         return self._factor(hidden)
 
     def exponentials(
-        self, rows: Tensor, *, targets: Tensor | None = None, mix: bool = False
+        self, rows: Tensor, *, targets: Tensor | None = None, mix: Tensor | None = None
     ) -> RowSums:
         """Sum the exponentials of a block (n, D), and leave them in ``table`` where it keeps them.
 
         Args:
             rows: the tokens, from :meth:`factor_of`.
             targets: (n,) a word for each token, whose score is wanted.
-            mix: whether ``exp(Z) @ weight`` is wanted.
+            mix: (V, D) a table, of which ``exp(Z) @ mix`` is wanted.
         """
         sums = self._sweep(rows, None, targets, mix)
         least, most = (float(bound) for bound in sums.total.aminmax())
@@ -132,10 +132,10 @@ class Scores:
             torch.mm(a, b, out=out)
 
     def _sweep(
-        self, rows: Tensor, shift: Tensor | None, targets: Tensor | None, mix: bool
+        self, rows: Tensor, shift: Tensor | None, targets: Tensor | None, mix: Tensor | None
     ) -> RowSums:
         total = chosen = None
-        mixed = self.table.new_empty(rows.shape) if mix else None
+        mixed = None if mix is None else self.table.new_empty(rows.shape)
         for columns, words in self.tiles():
             scores = self._scores(rows, words, columns)
             if shift is None and self._is_careful:
@@ -145,8 +145,9 @@ class Scores:
             if targets is not None:
                 chosen = _plus(chosen, self._score_of(targets, scores, columns))
             total = _plus(total, scores.exp_().sum(1))
-            if mixed is not None:
-                self.product_into(mixed, scores, words, add=columns.start > 0)
+            if mixed is not None and mix is not None:
+                mixing = words if mix is self._weight else self._factor(mix[columns])
+                self.product_into(mixed, scores, mixing, add=columns.start > 0)
         assert total is not None, "a head without words"
         shift = torch.zeros_like(total) if shift is None else shift
         return RowSums(total=total, shift=shift, chosen=chosen, mixed=mixed)
@@ -181,14 +182,17 @@ class Scores:
 
 
 @torch.no_grad()
-def soft_embedding(hidden: Tensor, weight: Tensor, *, vocab_chunk: int) -> SoftEmbedding:
-    """``softmax(hidden @ weight.T) @ weight`` and the log-sum-exp, in one pass of two products.
+def soft_embedding(
+    hidden: Tensor, weight: Tensor, table: Tensor | None = None, *, vocab_chunk: int
+) -> SoftEmbedding:
+    """``softmax(hidden @ weight.T) @ table`` and the log-sum-exp, in one pass of two products.
 
     Nothing is differentiable.
 
     Args:
         hidden: (..., D) float.
-        weight: (V, D) float, the head and the table of words alike.
+        weight: (V, D) float, the head.
+        table: (V, D) float, the table of words; None where the head is that.
         vocab_chunk: scores in memory at once, for each token; changes no value beyond rounding.
     """
     dtype = product_dtype(hidden, weight)
@@ -198,7 +202,8 @@ def soft_embedding(hidden: Tensor, weight: Tensor, *, vocab_chunk: int) -> SoftE
     lse = flat.new_empty(len(flat), dtype=wide(dtype))
     with exact_types(flat, dtype):
         for block in scores.blocks(len(flat)):
-            sums = scores.exponentials(scores.factor_of(flat[block]), mix=True)
+            rows = scores.factor_of(flat[block])
+            sums = scores.exponentials(rows, mix=weight if table is None else table)
             assert sums.mixed is not None
             vectors[block] = sums.mixed.div_(sums.total[:, None])
             lse[block] = sums.total.log() + sums.shift

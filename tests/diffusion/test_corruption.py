@@ -16,8 +16,10 @@ from canvaslm.diffusion.corruption import (
 from canvaslm.diffusion.schedule import Context, clean_share
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
+from shapes import tiny_diffusion
 
 N_TIMES = 16
+DIFFUSION = tiny_diffusion(train_times=N_TIMES)
 
 
 def clean_windows(layout: Layout, n_windows: int) -> Tensor:
@@ -33,7 +35,7 @@ def draw(
         clean,
         np.arange(n_windows),
         layout=layout,
-        n_times=N_TIMES,
+        diffusion=DIFFUSION,
         context=context,
         seed=seed,
     )
@@ -46,7 +48,7 @@ def test_a_windows_noise_does_not_depend_on_its_batch(tiny_layout: Layout) -> No
     order = np.random.default_rng(0).permutation(12)
     for part in np.array_split(order, 5):
         alone = draw_corruption(
-            clean[part], part, layout=tiny_layout, n_times=N_TIMES, context="clean", seed=5
+            clean[part], part, layout=tiny_layout, diffusion=DIFFUSION, context="clean", seed=5
         )
         assert torch.equal(alone.ids, whole.ids[part])
         assert torch.equal(alone.times, whole.times[part])
@@ -98,7 +100,7 @@ def test_all_draws_are_numpys_on_the_cpu_whatever_the_device(
         applied.append([])
         with NoTorchDraws():
             noisy = draw_corruption(
-                clean, numbers, layout=tiny_layout, n_times=N_TIMES, context=context, seed=5
+                clean, numbers, layout=tiny_layout, diffusion=DIFFUSION, context=context, seed=5
             )
             draw_sweep_pass(
                 clean, numbers, pass_number=3, layout=tiny_layout, n_times=N_TIMES, seed=5
@@ -216,3 +218,52 @@ def test_corrupt_at_keeps_below_the_share_and_replaces_at_and_above_it() -> None
         n_times=2,
     )
     assert torch.equal(kept, clean)
+
+
+@pytest.mark.parametrize("n_times", [16, None])
+@pytest.mark.parametrize("time_draw", ["uniform", "middle", "spread"])
+def test_times_have_the_law_of_their_draw_and_belong_to_the_window(
+    tiny_layout: Layout, time_draw: str, n_times: int | None
+) -> None:
+    diffusion = tiny_diffusion(time_draw=time_draw, train_times=n_times)
+    numbers = np.arange(4000)
+    clean = clean_windows(tiny_layout, len(numbers))
+
+    def times_of(some: np.ndarray, seed: int = 5) -> np.ndarray:
+        noisy = draw_corruption(
+            clean[some], some, layout=tiny_layout, diffusion=diffusion, context="clean", seed=seed
+        )
+        return noisy.times.numpy()
+
+    times = times_of(numbers)
+    order = np.array([7, 3999, 0])
+    assert np.array_equal(times_of(order), times[order])
+    assert not np.array_equal(times_of(order, seed=6), times[order])
+    shares = times / diffusion.n_times
+    assert shares.min() > 0
+    assert shares.max() <= 1
+    top = np.arange(1, 17) / 16
+    found = np.array([(shares <= edge).mean() for edge in top])
+    due = np.where(top < 0.5, 2 * top**2, 1 - 2 * (1 - top) ** 2) if time_draw == "middle" else top
+    # Sixteen thousand draws: five standard errors of a share, and far less where they are spread.
+    allowed = 0.001 if time_draw == "spread" else 5 * 0.5 / 16000**0.5
+    assert np.abs(found - due).max() < allowed
+    if n_times is None:
+        assert len(np.unique(times)) == times.size
+
+
+def test_spread_times_are_as_even_in_every_canvas_and_in_every_step(tiny_layout: Layout) -> None:
+    diffusion = tiny_diffusion(time_draw="spread", train_times=None)
+    numbers = np.arange(256)
+    noisy = draw_corruption(
+        clean_windows(tiny_layout, 256),
+        numbers,
+        layout=tiny_layout,
+        diffusion=diffusion,
+        context="clean",
+        seed=5,
+    )
+    times = noisy.times.numpy()
+    for part in (times[:16].ravel(), times[160:176].ravel(), times[:, 0], times[:, -1]):
+        gaps = np.diff(np.sort(part), append=np.sort(part)[0] + 1)
+        assert gaps.max() < 4 / len(part)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from canvaslm.diffusion.schedule import DiffusionParams, clean_share
 from canvaslm.errors import InputError
 from oracles import kept_share
+from shapes import tiny_diffusion
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -63,10 +64,22 @@ def test_schedule_loads_without_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"train_times": 0}, {"context": "dirty"}, {"self_conditioning_share": 1.5}]
+    "change",
+    [
+        {"train_times": 0},
+        {"context": "dirty"},
+        {"self_conditioning_share": 1.5},
+        {"time_draw": "late"},
+        {"next_token_weight": -1.0},
+        {"next_token_weight": 1.0, "context": "noisy"},
+        {"first_phase": "noisy"},
+        {"first_phase_share": 0.5},
+        {"first_phase": "noisy", "first_phase_share": 0.5, "context": "prefix"},
+        {"loss": "bound", "train_times": None},
+    ],
 )
 def test_params_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
-    whole = {"train_times": 16, "context": "clean", "self_conditioning_share": 0.5}
+    whole = tiny_diffusion().model_dump()
     DiffusionParams.model_validate(whole)
     with pytest.raises(ValidationError):
         DiffusionParams.model_validate(whole | change)

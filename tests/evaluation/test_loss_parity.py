@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.schedule import DiffusionParams, clean_share
+from canvaslm.diffusion.schedule import clean_share
 from canvaslm.evaluation.loss_parity import LossParity, measure_loss_parity
 from canvaslm.evaluation.parity_params import EvalLossParityParams
 from canvaslm.layout import Layout
@@ -18,13 +18,13 @@ from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import to_json
 from canvaslm.reporting.progress import untracked
 from oracles import best_plain_cross_entropy, entropy_nats
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 FIRST = np.array([0.5, 0.3, 0.2])
 NEXT = np.array([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4]])  # row: the token before
 VOCAB = 3
 EOT = 3  # read by the scripted twin alone, never a target
-DIFFUSION = DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.0)
+DIFFUSION = tiny_diffusion(self_conditioning_share=0.0)
 SHAPE = tiny_shape(self_conditioning="off")
 
 

@@ -210,11 +210,25 @@ def test_padded_rows_of_the_table_are_never_seen(build_model, batch) -> None:
     )
 
 
+def test_a_head_of_its_own_is_no_part_of_the_table(build_model, batch) -> None:
+    model = build_model(tied=False, vocab_multiple=16)
+    assert model.head_weight.shape == model.table.shape == (37, model.params.width)
+    hidden = denoised(model, batch)
+    before = model.logits(hidden)
+    with torch.no_grad():
+        model.embedding.weight[:37] = 0.0
+    assert torch.equal(model.logits(hidden), before)
+    assert not torch.equal(denoised(model, batch), hidden)
+
+
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("vocab_chunk", [1, 10, 36, 37, 100])
-def test_soft_embedding_does_not_depend_on_its_chunk(vocab_chunk: int, build_model) -> None:
-    model = build_model()
+def test_soft_embedding_does_not_depend_on_its_chunk(
+    vocab_chunk: int, tied: bool, build_model
+) -> None:
+    model = build_model(tied=tied)
     hidden = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(1)).double() * 5
-    truth = model.logits(hidden).softmax(-1) @ model.head_weight
+    truth = model.logits(hidden).softmax(-1) @ model.table
     assert (model.soft_embedding(hidden, vocab_chunk=vocab_chunk) - truth).abs().max() < 1e-12
 
 

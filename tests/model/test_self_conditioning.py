@@ -12,6 +12,7 @@ from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.model.shape import ModelParams
 
 each_site = pytest.mark.parametrize("site", ["input", "output"])
+each_form = pytest.mark.parametrize("form", ["linear", "gated"])
 
 
 def denoised(model: Backbone, batch, guess: Tensor | None, has_guess: Tensor | None) -> Tensor:
@@ -26,11 +27,13 @@ def denoised(model: Backbone, batch, guess: Tensor | None, has_guess: Tensor | N
 
 
 @each_site
+@each_form
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_fresh_network_gives_the_same_bits_with_a_guess_and_without(
-    site: str, dtype: torch.dtype, tiny_params: ModelParams, tiny_layout: Layout, batch
+    site: str, form: str, dtype: torch.dtype, tiny_params: ModelParams, tiny_layout: Layout, batch
 ) -> None:
-    params = tiny_params.model_copy(update={"self_conditioning": site})
+    changes = {"self_conditioning": site, "self_conditioning_form": form}
+    params = tiny_params.model_copy(update=changes)
     model = Backbone(params, tiny_layout).to(dtype)
     initialise(model, 1)
     without = denoised(model, batch, None, None)
@@ -41,12 +44,28 @@ def test_fresh_network_gives_the_same_bits_with_a_guess_and_without(
 @pytest.mark.parametrize("bias", [True, False])
 def test_projection_is_born_as_zero(bias: bool) -> None:
     guess = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
-    assert not SelfConditioning(4, bias=bias)(guess, None).any()
+    for gated in (True, False):
+        assert not SelfConditioning(4, bias=bias, gated=gated)(guess, None).any()
+
+
+def test_a_gated_guess_is_what_its_formula_says() -> None:
+    layer = SelfConditioning(4, bias=True, gated=True).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    guess = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    assert layer.gate is not None
+    assert layer.up is not None
+    gate, up = layer.gate(guess), layer.up(guess)
+    due = layer.projection(gate * torch.sigmoid(gate) * up)
+    torch.testing.assert_close(layer(guess, None), due, rtol=1e-12, atol=1e-12)
 
 
 @each_site
-def test_rows_without_a_guess_add_exactly_nothing(site: str, build_model, batch) -> None:
-    model = build_model(self_conditioning=site)
+@each_form
+def test_rows_without_a_guess_add_exactly_nothing(site: str, form: str, build_model, batch) -> None:
+    model = build_model(self_conditioning=site, self_conditioning_form=form)
     guess = batch.guess.clone()
     guess[~batch.has_guess] = torch.nan
     mixed, without = (

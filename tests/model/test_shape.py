@@ -34,6 +34,9 @@ def test_production_shape_has_343516160_parameters() -> None:
         {"time_width": 0},
         {"self_conditioning": "off"},
         {"self_conditioning": "input", "bias": False},
+        {"self_conditioning_form": "gated"},
+        {"self_conditioning": "input", "self_conditioning_form": "gated", "bias": False},
+        {"tied": False},
         {"vocab_multiple": 64},
         {"n_kv_heads": 4, "n_layers": 3},
     ],
@@ -47,10 +50,11 @@ def test_closed_form_counts_what_the_network_holds(
 
 
 def test_twin_differs_only_in_time_guess_and_mask(tiny_params: ModelParams) -> None:
-    params = tiny_params.model_copy(update={"clean_mask": "block"})
+    changes = {"clean_mask": "block", "self_conditioning_form": "gated", "tied": False}
+    params = tiny_params.model_copy(update=changes)
     twin = params.twin()
     assert (twin.time_width, twin.self_conditioning, twin.clean_mask) == (0, "off", "causal")
-    rest = {"time_width", "self_conditioning", "clean_mask"}
+    rest = {"time_width", "self_conditioning", "self_conditioning_form", "clean_mask"}
     assert twin.model_dump(exclude=rest) == params.model_dump(exclude=rest)
 
 

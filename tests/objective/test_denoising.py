@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from canvaslm.diffusion.bound import step_nats
 from canvaslm.diffusion.corruption import draw_corruption, draw_sweep_pass
-from canvaslm.diffusion.schedule import Context, DiffusionParams
+from canvaslm.diffusion.schedule import Context
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.objective.denoising import Denoising
 from oracles import all_sequences, copy_chain, kept_share, token_posteriors
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 
 def tiny_model(layout: Layout, **changes: object) -> Backbone:
@@ -33,7 +33,7 @@ def tiny_model(layout: Layout, **changes: object) -> Backbone:
 
 
 def denoising(layout: Layout, *, context: Context = "clean", share: float = 0.5) -> Denoising:
-    diffusion = DiffusionParams(train_times=4, context=context, self_conditioning_share=share)
+    diffusion = tiny_diffusion(context=context, self_conditioning_share=share)
     return Denoising(layout=layout, diffusion=diffusion, seed=5, vocab_chunk=10)
 
 
@@ -90,7 +90,12 @@ def test_prefix_canvases_carry_no_loss(tiny_layout: Layout) -> None:
     model = tiny_model(tiny_layout, clean_mask="block")
     windows, numbers = windows_of(tiny_layout, 16), np.arange(16)
     noisy = draw_corruption(
-        windows, numbers, layout=tiny_layout, n_times=4, context="prefix", seed=5
+        windows,
+        numbers,
+        layout=tiny_layout,
+        diffusion=objective.diffusion,
+        context="prefix",
+        seed=5,
     )
     n_noisy = int((noisy.times > 0).sum())
     assert 0 < n_noisy < 16 * tiny_layout.canvases_per_window
@@ -170,9 +175,9 @@ def test_one_stream_with_a_causal_clean_mask_is_refused(tiny_layout: Layout) -> 
 
 def test_flops_count_the_clean_stream_and_the_first_pass(tiny_layout: Layout) -> None:
     params = tiny_shape()
-    one_stream = denoising(tiny_layout, context="noisy", share=0.0).flops_per_window(params)
-    two_streams = denoising(tiny_layout, share=0.0).flops_per_window(params)
-    with_guess = denoising(tiny_layout, share=1.0).flops_per_window(params)
+    one_stream = denoising(tiny_layout, context="noisy", share=0.0).flops_of_first(params, 1)
+    two_streams = denoising(tiny_layout, share=0.0).flops_of_first(params, 1)
+    with_guess = denoising(tiny_layout, share=1.0).flops_of_first(params, 1)
     assert 1.4 * one_stream < two_streams < 2.0 * one_stream  # 1.5 but for the last clean block
     assert two_streams + one_stream / 3 < with_guess < two_streams + one_stream
 
@@ -192,7 +197,7 @@ def test_flops_are_those_that_torch_counts(context: Context, share: float) -> No
         objective.loss(model, windows_of(layout, 4), np.arange(4)).nats.backward()
     counted = counter.get_total_flops() / 4
     projection = 6 * share * params.width**2 * layout.window_tokens  # left out by the formula
-    assert counted == pytest.approx(objective.flops_per_window(params) + projection, rel=0.02)
+    assert counted == pytest.approx(objective.flops_of_first(params, 1) + projection, rel=0.02)
 
 
 @pytest.mark.parametrize(("context", "clean_mask"), CONTEXTS)
@@ -204,10 +209,11 @@ def test_guess_is_the_embedded_posterior_of_the_same_noisy_tokens(
     shown: list[tuple[Tensor, Tensor]] = []
     assert model.self_conditioning is not None
     model.self_conditioning.register_forward_pre_hook(lambda _, given: shown.append(given))
-    denoising(tiny_layout, context=context).loss(model, windows, numbers)
+    objective = denoising(tiny_layout, context=context)
+    objective.loss(model, windows, numbers)
     [(guess, has_guess)] = shown
     noisy = draw_corruption(
-        windows, numbers, layout=tiny_layout, n_times=4, context=context, seed=5
+        windows, numbers, layout=tiny_layout, diffusion=objective.diffusion, context=context, seed=5
     )
     arguments = (noisy.ids, noisy.times / 4)
     with torch.no_grad():

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.layout import Layout
 from canvaslm.params import read_yaml
 from canvaslm.reporting.files import write_json
@@ -19,7 +18,7 @@ from canvaslm.run_audit.subject import Subject, open_subject
 from canvaslm.training.job import make_job
 from canvaslm.training.plan import PretrainParams, Recipe, recipe
 from canvaslm.training.run import pretrain
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
@@ -41,12 +40,11 @@ Open = Callable[[str], Subject]
 def make_recipe(kind: str) -> Recipe:
     """The tiny recipe of a kind of run."""
     base, changes = read_yaml(ROOT / "configs" / "base.yaml"), KINDS[kind]
-    diffusion = {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5}
     return recipe(
         "autoregressive" if kind == "autoregressive" else "diffusion",
         layout=LAYOUT,
         model=tiny_shape(**changes.get("model", {})),
-        diffusion=DiffusionParams(**(diffusion | changes.get("diffusion", {}))),
+        diffusion=tiny_diffusion(**changes.get("diffusion", {})),
         pretrain=PretrainParams(**(base["pretrain"] | KNOBS)),
     )
 

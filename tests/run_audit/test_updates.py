@@ -117,7 +117,7 @@ def test_a_gradient_that_is_not_finite_is_named(open_run, failures):
             endless = (model.final_norm.weight[0] - model.final_norm.weight[0].detach()).sqrt()
             return LossSum(nats=loss.nats + endless, n_targets=loss.n_targets)
 
-        def flops_per_window(self, params):
+        def flops_of_first(self, params, n_windows):
             return 1.0
 
     poisoned = replace(subject, job=replace(subject.job, objective=Poisoned()))

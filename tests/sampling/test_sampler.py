@@ -143,6 +143,21 @@ def test_weights_in_bfloat16_decode_whatever_the_products_are_made_in(
     assert [(len(row.ids), row.reason) for row in made] == [(8, "length")] * 2
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_guess_is_looked_up_in_the_table_whatever_the_head_is(
+    opinionated: Any, tiny_layout: Layout, tied: bool
+) -> None:
+    model = opinionated(tiny_layout, tied=tied, self_conditioning="input")
+    recorder, shown = _Recorder(model), []
+    assert model.self_conditioning is not None
+    model.self_conditioning.register_forward_pre_hook(lambda _, given: shown.append(given[0]))
+    _sampler(model, denoise_steps=3).generate([[3, 1]], 4, [2])
+    assert len(shown) == 2
+    for guess, hidden in zip(shown, recorder.hidden, strict=False):
+        due = model.logits(hidden).softmax(-1) @ model.table
+        torch.testing.assert_close(guess, due, rtol=1e-10, atol=1e-10)
+
+
 def test_decoding_sees_what_training_sees(opinionated: Any, tiny_layout: Layout) -> None:
     """Each step's hidden states equal those of the two-stream form over a whole window."""
     model = opinionated(tiny_layout)

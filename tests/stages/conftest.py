@@ -21,6 +21,7 @@ from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
 from canvaslm.params import read_yaml
 from canvaslm.reporting.progress import untracked
+from shapes import tiny_diffusion
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 280
@@ -96,7 +97,7 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
                 "objective": objective,
                 "layout": layout.model_dump(),
                 "model": params.model_dump(),
-                "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
+                "diffusion": tiny_diffusion().model_dump(),
                 "pretrain": {"steps": 4, "windows_per_step": 2},
                 "data": data,
                 "code": "c",

@@ -30,7 +30,7 @@ from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.shape import ModelParams
 from canvaslm.params import read_yaml
 from canvaslm.reporting.progress import untracked
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 280
@@ -88,7 +88,7 @@ def save_model(
             "objective": objective,
             "layout": layout.model_dump(),
             "model": shape.model_dump(),
-            "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
+            "diffusion": tiny_diffusion().model_dump(),
             "data": {
                 "tokenizer_sha256": manifest.tokenizer_sha256,
                 "eot_id": manifest.eot_id,

@@ -13,11 +13,11 @@ from canvaslm.layout import Layout
 from canvaslm.model.shape import ModelParams
 from canvaslm.reporting.files import write_json
 from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
 MODEL = tiny_shape()
-DIFFUSION = DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.5)
+DIFFUSION = tiny_diffusion()
 PRETRAIN = PretrainParams(
     seed=3,
     steps=15,

@@ -30,7 +30,7 @@ def write(out, records, log_every, seconds=None):
         log_every=log_every,
         windows_per_step=4,
         window_tokens=16,
-        flops_per_window=10.0,
+        flops_of_first=lambda windows: 10.0 * windows,
     )
 
 

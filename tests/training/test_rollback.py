@@ -73,8 +73,8 @@ class Exploding:
             return loss
         return LossSum(nats=_Explode.apply(loss.nats), n_targets=loss.n_targets)
 
-    def flops_per_window(self, params):
-        return self.inner.flops_per_window(params)
+    def flops_of_first(self, params, n_windows):
+        return self.inner.flops_of_first(params, n_windows)
 
 
 def plant_once(monkeypatch, step, damage):
@@ -354,8 +354,8 @@ class Emptied:
             return loss
         return LossSum(nats=loss.nats * 0.0, n_targets=0)
 
-    def flops_per_window(self, params):
-        return self.inner.flops_per_window(params)
+    def flops_of_first(self, params, n_windows):
+        return self.inner.flops_of_first(params, n_windows)
 
 
 @pytest.mark.parametrize(

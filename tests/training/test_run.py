@@ -307,7 +307,7 @@ def test_the_out_says_which_run_it_is(tiny_recipe, shards, tmp_path):
     assert state.identity.data.manifest_sha256 == job.windows.manifest.sha256
     progress = state.progress
     assert (progress.step, progress.windows_consumed, progress.tokens) == (15, 60, 960)
-    assert progress.flops == 60 * job.flops_per_window
+    assert progress.flops == job.flops_of_first(60)
     assert load_model(tmp_path / "out").params.time_width == 0
 
 
@@ -333,7 +333,9 @@ def test_windows_are_counted_once_and_everything_follows_from_the_count(tiny_rec
     for step in range(3):
         numbers = window_numbers(step, 4)
         record = learner.take_step(step, np.zeros((4, 16), np.int64), numbers)
-        progress = advance(progress, record, recipe.pretrain, recipe.layout, 2.5)
+        progress = advance(
+            progress, record, recipe.pretrain, recipe.layout, lambda windows: 2.5 * windows
+        )
     assert (progress.step, progress.windows_consumed) == (3, 12)
     assert (progress.tokens, progress.flops) == (12 * 16, 12 * 2.5)
 
@@ -342,7 +344,7 @@ class _Constant:
     def loss(self, model, windows, numbers):
         return LossSum(nats=model.final_norm.weight.sum(), n_targets=windows.numel())
 
-    def flops_per_window(self, params):
+    def flops_of_first(self, params, n_windows):
         return 2.5
 
 

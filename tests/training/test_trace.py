@@ -36,8 +36,8 @@ class Scaled:
         factor = math.prod(self.factors.get(int(number), 1.0) for number in numbers)
         return LossSum(nats=loss.nats * factor, n_targets=loss.n_targets)
 
-    def flops_per_window(self, params):
-        return self.inner.flops_per_window(params)
+    def flops_of_first(self, params, n_windows):
+        return self.inner.flops_of_first(params, n_windows)
 
 
 class Spoilt(Scaled):

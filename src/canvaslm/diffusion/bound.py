@@ -17,6 +17,8 @@ from canvaslm.diffusion.cavity_head import CavityHead
 from canvaslm.diffusion.schedule import clean_share
 from canvaslm.errors import InputError
 
+_ROUNDED = 2**-53  # what the largest share below 1 lacks
+
 
 def cavity_logits(logits: Tensor, noisy: Tensor, *, t: Tensor | int, n_times: int) -> Tensor:
     """Take the evidence of the noisy token itself out of posterior logits.
@@ -47,6 +49,22 @@ def own_evidence(t: int, *, n_times: int, vocab_size: int) -> float:
     """
     share = clean_share(t, n_times)
     return math.log((1 + (vocab_size - 1) * share) / (1 - share))
+
+
+def token_evidence(times: Tensor, n_times: int, vocab_size: int) -> Tensor:
+    """What a noisy token adds to its own logit in the posterior: log of q_t(i|i)/q_t(i|k≠i).
+
+    Args:
+        times: (...) times in (0, N], whole or not.
+        n_times: the number of diffusion times, N.
+        vocab_size: V.
+
+    Returns:
+        (...) float64 nats, exactly 0 at t = N. Below a time of about 1e-8·N, where the clean share
+        rounds to 1, the number is that of the largest share below it.
+    """
+    share = clean_share(times, n_times).clamp(max=1 - _ROUNDED)
+    return _evidence(share, vocab_size)
 
 
 def step_nats(

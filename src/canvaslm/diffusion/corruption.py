@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.schedule import Context, clean_share
+from canvaslm.diffusion.schedule import Context, DiffusionParams, clean_share
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
+
+_GOLDEN = (5**0.5 - 1) / 2  # the step whose multiples lie most evenly on a circle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,9 @@ class Noisy:
 
     Attributes:
         ids: (B, T) int64, the noisy tokens, on the device of the clean ones.
-        times: (B, C) int64, the time of each canvas, on the same device; 0 where a canvas is left
-            clean, which then carries no loss.
+        times: (B, C), the time of each canvas in 0..N, on the same device: int64, or float64 in
+            [0, 1] under continuous times, whose N is 1; 0 where a canvas is left clean, which then
+            carries no loss.
     """
 
     ids: Tensor
@@ -45,33 +48,37 @@ def draw_corruption(
     numbers: np.ndarray,
     *,
     layout: Layout,
-    n_times: int,
+    diffusion: DiffusionParams,
     context: Context,
     seed: int,
 ) -> Noisy:
-    """Corrupt windows for training: one time per canvas, uniform on 1..N.
+    """Corrupt windows for training: one time per canvas, on 1..N or in (0, 1].
 
+    How a time is drawn is ``diffusion.time_draw``: uniformly by the window's own generator, as the
+    mean of two such draws (``middle``), or as the next point of a sequence that fills (0, 1] evenly
+    over the canvases of the run (``spread``: multiples of the golden section from a start that the
+    seed draws; Weyl 1916). All three depend on the window's number alone.
     Under the context ``prefix`` a number of leading canvases, uniform on 0..C-1, stays clean.
 
     Args:
         clean: (B, T) int64 ids below ``layout.vocab_size``.
         numbers: (B,) the number of each window in the run, the key of its draws.
         layout: lengths and vocabulary.
-        n_times: the number of diffusion times, N.
-        context: what earlier canvases are to the model.
+        diffusion: the times and how they are drawn.
+        context: what earlier canvases are to the model; a phase of a run has its own.
         seed: the run's seed.
     """
     n_canvases = layout.canvases_per_window
-    times = np.empty((len(numbers), n_canvases), dtype=np.int64)
+    times = _empty_times(len(numbers), n_canvases, diffusion)
     uniforms, replacements = _empty_draws(len(numbers), layout)
     for row, number in enumerate(numbers):
         draws = stream(seed, "corruption", int(number))
-        times[row] = draws.integers(1, n_times + 1, size=n_canvases)
+        times[row] = _draw_times(draws, int(number), n_canvases, diffusion, seed)
         n_clean = draws.integers(n_canvases)
         if context == "prefix":
             times[row, :n_clean] = 0
         _draw_tokens(draws, layout, uniforms[row], replacements[row])
-    return _corrupted(clean, times, uniforms, replacements, n_times)
+    return _corrupted(clean, times, uniforms, replacements, diffusion.n_times)
 
 
 def draw_sweep_pass(
@@ -129,6 +136,48 @@ def corrupt_at(
     share = np.repeat(clean_share(times, n_times), canvas_tokens, axis=-1)  # (B, T)
     keep = torch.from_numpy(uniforms < share).to(clean.device)
     return torch.where(keep, clean, torch.from_numpy(replacements).to(clean.device))
+
+
+def _empty_times(n_rows: int, n_canvases: int, diffusion: DiffusionParams) -> np.ndarray:
+    """Room for the times of a batch, (B, C)."""
+    dtype = np.float64 if diffusion.train_times is None else np.int64
+    return np.empty((n_rows, n_canvases), dtype=dtype)
+
+
+def _draw_times(
+    draws: np.random.Generator, number: int, n_canvases: int, diffusion: DiffusionParams, seed: int
+) -> np.ndarray:
+    """(C,) times of one window: whole ones in 1..N, or real ones in (0, 1]."""
+    N = diffusion.train_times
+    if diffusion.time_draw == "uniform" and N is not None:
+        return draws.integers(1, N + 1, size=n_canvases)
+    places = _PLACES[diffusion.time_draw](draws, number, n_canvases, seed)  # in [0, 1)
+    return 1 - places if N is None else 1 + np.floor(places * N).astype(np.int64).clip(max=N - 1)
+
+
+def _uniform_places(
+    draws: np.random.Generator, number: int, n_canvases: int, seed: int
+) -> np.ndarray:
+    del number, seed
+    return draws.random(n_canvases)
+
+
+def _middle_places(
+    draws: np.random.Generator, number: int, n_canvases: int, seed: int
+) -> np.ndarray:
+    del number, seed
+    return draws.random((2, n_canvases)).mean(axis=0)
+
+
+def _spread_places(
+    draws: np.random.Generator, number: int, n_canvases: int, seed: int
+) -> np.ndarray:
+    del draws
+    start = stream(seed, "time_start").random()
+    return (start + (number * n_canvases + np.arange(n_canvases)) * _GOLDEN) % 1.0
+
+
+_PLACES = {"uniform": _uniform_places, "middle": _middle_places, "spread": _spread_places}
 
 
 def _empty_draws(n_rows: int, layout: Layout) -> tuple[np.ndarray, np.ndarray]:

@@ -6,32 +6,87 @@ nearest float to π/2 is not zero. ``docs/process.md`` says what the share is us
 """
 
 import math
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, overload
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from canvaslm.errors import InputError
-from canvaslm.params import Params
+from canvaslm.params import Params, Switch
 
 if TYPE_CHECKING:  # stages that never need torch read DiffusionParams from here
     from torch import Tensor
 
 Context: TypeAlias = Literal["clean", "noisy", "prefix"]
+TimeDraw: TypeAlias = Literal["uniform", "spread", "middle"]
+FirstPhase: TypeAlias = Literal["none", "noisy", "next_token"]
 
 
 class DiffusionParams(Params):
-    """How canvases are corrupted in training."""
+    """How canvases are corrupted in training, and what of them is learned."""
 
-    train_times: int = Field(ge=1, description="diffusion times used in training (N)")
+    train_times: int | None = Field(
+        ge=1, description="diffusion times used in training (N); null: any time in (0, 1]"
+    )
+    time_draw: TimeDraw = Field(
+        description="how the time of a canvas is drawn: by itself (uniform), at even distances "
+        "over the canvases of the run (spread), or more often from the middle (middle)"
+    )
     context: Context = Field(
         description="what a noisy canvas sees of the earlier ones: their clean tokens in a stream "
         "of their own (clean), their noisy tokens (noisy), or a clean prefix of random length and "
         "then noisy tokens (prefix)"
     )
+    loss: Literal["plain", "changed", "bound"] = Field(
+        description="what is learned: the clean token at every position (plain), at those whose "
+        "token was drawn anew (changed), or the step of the likelihood bound (bound)"
+    )
+    likelihood_bias: Switch = Field(
+        description="whether the known evidence of the noisy token is added to its logit, so that "
+        "the network gives the cavity, or is left to the network to learn"
+    )
+    next_token_weight: float = Field(
+        ge=0,
+        description="weight of the next-token loss on the clean stream beside the denoising loss, "
+        "in nats per token of each; 0: none",
+    )
+    first_phase: FirstPhase = Field(
+        description="what the run begins with: the noisy context, at the price of one stream "
+        "(noisy), the next-token loss alone (next_token), or what it ends with (none)"
+    )
+    first_phase_share: float = Field(
+        ge=0, lt=1, description="share of the optimiser steps that the first phase takes"
+    )
     self_conditioning_share: float = Field(
         ge=0, le=1, description="share of windows whose second pass sees the guess of a first pass"
     )
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if (self.first_phase == "none") != (self.first_phase_share == 0):
+            raise ValueError(
+                "first_phase_share 0 exactly where first_phase is none "
+                f"({self.first_phase_share:g}, {self.first_phase})"
+            )
+        needs_clean = self.next_token_weight > 0 or self.first_phase != "none"
+        if needs_clean and self.context != "clean":
+            raise ValueError(
+                "context clean, where next_token_weight or first_phase asks for a clean stream "
+                f"({self.context})"
+            )
+        if self.loss == "bound" and self.train_times is None:
+            raise ValueError("train_times, where loss is bound: its steps have a number (null)")
+        return self
+
+    @property
+    def n_times(self) -> int:
+        """The number that a time is divided by to lie in [0, 1]: N, or 1 for continuous times."""
+        return self.train_times or 1
+
+    @property
+    def learns_next_token(self) -> bool:
+        """Whether the clean stream is trained to predict the next token."""
+        return self.next_token_weight > 0
 
 
 @overload

@@ -37,7 +37,7 @@ _Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Backbone(nn.Module):
-    """A transformer over a window of canvases, with a head tied to its token table.
+    """A transformer over a window of canvases, with a head that is its token table or its own.
 
     Args:
         params: the shape of the network.
@@ -57,13 +57,23 @@ class Backbone(nn.Module):
         self.time_embedding = TimeEmbedding(params) if params.time_width else None
         self.self_conditioning = None
         if params.self_conditioning != "off":
-            self.self_conditioning = SelfConditioning(params.width, bias=params.bias)
+            self.self_conditioning = SelfConditioning(
+                params.width, bias=params.bias, gated=params.self_conditioning_form == "gated"
+            )
         self.blocks = nn.ModuleList(Block(params) for _ in range(params.n_layers))
         self.final_norm = RMSNorm(params.width, params.norm_eps)
+        self.head = None
+        if not params.tied:
+            self.head = nn.Linear(params.width, layout.vocab_size, bias=False)
 
     @property
     def head_weight(self) -> Tensor:
-        """The tied head (V, D): the rows of real tokens, never the padding below them."""
+        """The head (V, D): the table itself where it is tied, else a matrix of its own."""
+        return self.table if self.head is None else self.head.weight
+
+    @property
+    def table(self) -> Tensor:
+        """The token table (V, D): the rows of real tokens, never the padding below them."""
         return self.embedding.weight[: self.layout.vocab_size]
 
     def encode(self, ids: Tensor, *, cache: KVCache | None = None) -> Encoded:
@@ -158,11 +168,12 @@ class Backbone(nn.Module):
         return functional.linear(hidden, self.head_weight)
 
     def soft_embedding(self, hidden: Tensor, *, vocab_chunk: int) -> Tensor:
-        """``softmax(logits) @ head_weight``, as (B, S, D), without a table of all logits.
+        """``softmax(logits) @ table``, as (B, S, D), without a table of all logits.
 
         Nothing is differentiable (:func:`canvaslm.scores.soft_embedding`).
         """
-        return soft_embedding(hidden, self.head_weight, vocab_chunk=vocab_chunk).vectors
+        table = None if self.head is None else self.table
+        return soft_embedding(hidden, self.head_weight, table, vocab_chunk=vocab_chunk).vectors
 
     @torch.no_grad()
     def _denoise_behind(
@@ -303,7 +314,7 @@ def initialise(model: Backbone, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
-        elif name.endswith("bias") or name.startswith("self_conditioning."):
+        elif name.endswith("bias") or name.startswith("self_conditioning.projection."):
             parameter.zero_()
         else:
             std = _INIT_STD

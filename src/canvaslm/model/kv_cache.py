@@ -192,8 +192,10 @@ class KVCache:
 
     def table(self, model: "Backbone") -> Tensor:
         """The rows of the words (V, D), in the type of :meth:`head`."""
-        head, rows = self.head(model), model.head_weight
-        return rows if rows.dtype == head.dtype else head.T
+        head, rows = self.head(model), model.table
+        if rows.dtype == head.dtype:
+            return rows
+        return head.T if model.params.tied else rows.to(head.dtype)
 
     def _by_layer(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each layer: views, so that a token need not make them anew."""

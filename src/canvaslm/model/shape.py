@@ -27,6 +27,10 @@ class ModelParams(Params):
     self_conditioning: Literal["off", "input", "output"] = Field(
         description="where a first guess enters the second pass"
     )
+    self_conditioning_form: Literal["linear", "gated"] = Field(
+        description="what a guess passes on its way: one matrix, or a gated layer of width D"
+    )
+    tied: Switch = Field(description="whether the head is the token table")
     clean_mask: Literal["causal", "block"] = Field(
         description="what a clean token may see: itself and earlier tokens, or its whole canvas too"
     )
@@ -44,7 +48,12 @@ class ModelParams(Params):
 
     def twin(self) -> "ModelParams":
         """The same backbone as an autoregressive model: no time, no guess, a causal mask."""
-        changes = {"time_width": 0, "self_conditioning": "off", "clean_mask": "causal"}
+        changes = {
+            "time_width": 0,
+            "self_conditioning": "off",
+            "self_conditioning_form": "linear",
+            "clean_mask": "causal",
+        }
         return self.model_copy(update=changes)
 
     def table_rows(self, vocab_size: int) -> int:
@@ -53,15 +62,22 @@ class ModelParams(Params):
 
 
 def count_parameters(params: ModelParams, layout: Layout) -> int:
-    """Number of parameters in closed form, the tied head counted once."""
+    """Number of parameters in closed form, a tied head counted once."""
     D = params.width
     total = params.table_rows(layout.vocab_size) * D + D  # token table, final norm
     total += params.n_layers * _block_parameters(params)
     if params.time_width:
         total += _linear(params.time_width, D, params) + _linear(D, D, params)
-    if params.self_conditioning != "off":
-        total += _linear(D, D, params)
-    return total
+    if not params.tied:
+        total += layout.vocab_size * D
+    return total + guess_layers(params) * _linear(D, D, params)
+
+
+def guess_layers(params: ModelParams) -> int:
+    """Linear layers, each D×D, that a guess passes."""
+    if params.self_conditioning == "off":
+        return 0
+    return 3 if params.self_conditioning_form == "gated" else 1
 
 
 def _block_parameters(params: ModelParams) -> int:

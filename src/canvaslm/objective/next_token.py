@@ -43,8 +43,13 @@ class NextToken:
         """Nats of each token, (B, T), given the tokens of its window before it."""
         return self._nats(model, windows, reduction="none")
 
-    def flops_per_window(self, params: ModelParams) -> float:
-        """Floating-point operations of forward and backward for one window."""
+    def flops_of_first(self, params: ModelParams, n_windows: int) -> float:
+        """Floating-point operations, forward and backward, of the first windows of a run.
+
+        Args:
+            params: the shape of the network.
+            n_windows: how many, from the first.
+        """
         tokens = self.layout.window_tokens
         forward = stream_flops(
             params,
@@ -53,7 +58,7 @@ class NextToken:
             scored_tokens=tokens,
             vocab_size=self.layout.vocab_size,
         )
-        return 3 * forward
+        return n_windows * (3 * forward)
 
     def _nats(self, model: Backbone, windows: Tensor, *, reduction: Reduction) -> Tensor:
         """Cross-entropy of windows (B, T) under the shifted input."""

@@ -114,13 +114,17 @@ def highest_step(subject: Subject) -> int:
 
 
 def drill_numbers(subject: Subject) -> np.ndarray:
-    """Run numbers of the drilled windows: the first few, one with a guess where there is one."""
+    """Run numbers of the drilled windows: the first few of the phase that the run ends in.
+
+    One of them has a guess where there is one.
+    """
     layout, W = subject.recipe.layout, subject.recipe.pretrain.windows_per_step
     n = min(W, max(_MOST_TOKENS // layout.window_tokens, 2))
-    numbers = list(range(n))
+    begin = subject.recipe.first_phase_windows
+    numbers = list(range(begin, begin + n))
     if not any(has_guess(subject, number) for number in numbers):
         last = min(subject.state.progress.windows_consumed, _MOST_SEARCHED)
-        found = (number for number in range(n, last) if has_guess(subject, number))
+        found = (number for number in range(begin + n, last) if has_guess(subject, number))
         numbers[-1] = next(found, numbers[-1])
     return np.array(numbers)
 

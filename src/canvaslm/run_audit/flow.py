@@ -76,7 +76,8 @@ def _check_guess(model: Backbone, reading: Reading, name: str) -> Check:
         )
         guess = model.soft_embedding(hidden, vocab_chunk=_GUESS_CHUNK)
         without, with_it = model.logits(hidden)[0], denoised_logits(model, reading, guess)
-    is_zero = not any(bool(p.any()) for p in model.self_conditioning.parameters())
+    projection = model.self_conditioning.projection
+    is_zero = not any(bool(p.any()) for p in projection.parameters())
     share = largest_gap(with_it, without, scale=without)
     measured = f"it moves the logits by {told_gap(share)}"
     if is_zero:

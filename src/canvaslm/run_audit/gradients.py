@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import ModelParams
-from canvaslm.objective.targets import LossSum
+from canvaslm.objective.targets import LossSum, add
 from canvaslm.run_audit.adamw import norm
 from canvaslm.run_audit.check import Check, decide
 from canvaslm.run_audit.digest import Digest, Drilled, digest_all
@@ -134,15 +133,14 @@ class _Uneven:
         self._inner = inner
 
     def loss(self, model: Backbone, windows: Tensor, numbers: np.ndarray) -> LossSum:
-        nats, n_targets = torch.zeros((), dtype=torch.float64), 0
+        parts = []
         for row, number in enumerate(numbers):
             part = self._inner.loss(model, windows[row : row + 1], numbers[row : row + 1])
-            times = 3 if number % 3 == 0 else 1
-            nats, n_targets = nats + times * part.nats, n_targets + times * part.n_targets
-        return LossSum(nats=nats, n_targets=n_targets)
+            parts += [part] * (3 if number % 3 == 0 else 1)
+        return add(parts)
 
-    def flops_per_window(self, params: ModelParams) -> float:
-        return self._inner.flops_per_window(params)
+    def flops_of_first(self, params: ModelParams, n_windows: int) -> float:
+        return self._inner.flops_of_first(params, n_windows)
 
 
 def _fault(parameter: str, steps: Sequence[Digest]) -> str | None:

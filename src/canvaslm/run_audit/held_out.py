@@ -21,6 +21,7 @@ from canvaslm.run_audit.subject import Subject
 
 _MOST_COUNTED = 4096  # training windows behind the unigram entropy, spread over the split
 _ERRORS = 3.0  # standard errors that the loss may lie below the floor by accident
+_TIMES = 16  # of the bound of a run whose times are continuous
 _ABOVE = 0.5  # of ln V, by which a likelihood may lie above it, as that of memorised text does
 _DIVERGED = (
     "see training_loss_is_below_uniform: where it fails too, the run diverged, so lower "
@@ -148,7 +149,7 @@ def _score(subject: Subject, numbers: np.ndarray) -> np.ndarray:
     objective = subject.job.objective
     if isinstance(objective, Denoising):
         assert subject.recipe.diffusion is not None
-        n_times = subject.recipe.diffusion.train_times
+        n_times = subject.recipe.diffusion.train_times or _TIMES
         nats = objective.bound_nats(subject.model, windows, numbers, n_times=n_times)
     else:
         assert isinstance(objective, NextToken)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from canvaslm.checkpoint_state import TENSOR_FILES
 from canvaslm.model.backbone import Backbone
-from canvaslm.model.shape import ModelParams, count_parameters
+from canvaslm.model.shape import ModelParams, count_parameters, guess_layers
 from canvaslm.run_audit.check import Check, attempt, decide
 from canvaslm.run_audit.subject import Subject
 
@@ -75,10 +75,9 @@ def _check_layers(model: Backbone, name: str) -> Check:
 
 
 def _due_layers(params: ModelParams) -> int:
-    """A table; q, k, v, output, gate, up, down in each block; two for the time, one for a guess."""
-    return (
-        1 + 7 * params.n_layers + 2 * bool(params.time_width) + (params.self_conditioning != "off")
-    )
+    """A table; a head of its own; seven in each block; two for the time; those of a guess."""
+    own_head = 0 if params.tied else 1
+    return 1 + own_head + 7 * params.n_layers + 2 * bool(params.time_width) + guess_layers(params)
 
 
 def _entries(model: Backbone) -> dict[str, int]:

@@ -78,11 +78,11 @@ def read_window(subject: Subject) -> Reading:
         windows,
         numbers,
         layout=recipe.layout,
-        n_times=recipe.diffusion.train_times,
+        diffusion=recipe.diffusion,
         context="clean",  # every canvas is noisy, whatever the run left clean
         seed=recipe.pretrain.seed,
     )
-    times = noisy.times / recipe.diffusion.train_times
+    times = noisy.times / recipe.diffusion.n_times
     return Reading(clean=windows, noisy=noisy.ids, times=times, vocab_size=recipe.layout.vocab_size)
 
 

@@ -29,19 +29,23 @@ class ReadBack:
 
     Attributes:
         number: the window's number in the run.
+        is_twin: whether the run is the autoregressive one.
         window: (T,) its ids.
         clean: (T,) the ids of the clean stream, or None where the model was given none.
         noisy: (T,) the ids of the noisy stream, or None.
         times: (C,) the canvases' times as shares of 1, or None.
         targets: (T,) the id that each position is drawn to; NO_TARGET where it carries no loss.
+        beside: (T,) the same of what the clean stream learns beside, or None.
     """
 
     number: int
+    is_twin: bool
     window: np.ndarray
     clean: np.ndarray | None
     noisy: np.ndarray | None
     times: np.ndarray | None
     targets: np.ndarray
+    beside: np.ndarray | None
 
 
 def read_back(subject: Subject) -> list[ReadBack]:
@@ -65,17 +69,23 @@ def _read_one(subject: Subject, head: Tensor, number: int) -> ReadBack:
     numbers, window = np.array([number]), _window(subject, number)
     model = _StandIn(subject, head)
     loss = subject.job.objective.loss(cast(Backbone, model), torch.from_numpy(window), numbers)
-    (gradient,) = torch.autograd.grad(loss.nats, model.hidden)
-    pulls = -gradient[0] @ head.T  # (T, V): largest where a position is drawn to
-    targets = pulls.argmax(1).masked_fill(gradient[0].abs().amax(1) == 0, NO_TARGET)
     return ReadBack(
         number=number,
+        is_twin=subject.recipe.diffusion is None,
         window=window[0],
         clean=_one(model.clean),
         noisy=_one(model.noisy),
         times=_one(model.times),
-        targets=targets.numpy(),
+        targets=_targets(loss.nats, model.hidden, head),
+        beside=None if loss.companion is None else _targets(loss.companion, model.encoded, head),
     )
+
+
+def _targets(nats: Tensor, hidden: Tensor, head: Tensor) -> np.ndarray:
+    """(T,) what the gradient of a loss draws hidden states (1, T, D) to."""
+    (gradient,) = torch.autograd.grad(nats, hidden)
+    pulls = -gradient[0] @ head.T  # (T, V): largest where a position is drawn to
+    return pulls.argmax(1).masked_fill(gradient[0].abs().amax(1) == 0, NO_TARGET).numpy()
 
 
 def _window(subject: Subject, number: int) -> np.ndarray:
@@ -97,11 +107,12 @@ class _StandIn:
         self.clean: Tensor | None = None
         self.noisy: Tensor | None = None
         self.times: Tensor | None = None
-        self.hidden = torch.zeros(())
+        self.hidden = self.encoded = torch.zeros(())
 
     def encode(self, ids: Tensor) -> Encoded:
         self.clean = ids
-        return Encoded(hidden=self._hand_out(ids), keys=(), values=())
+        self.encoded = self._hand_out(ids)
+        return Encoded(hidden=self.encoded, keys=(), values=())
 
     def encode_context(self, ids: Tensor) -> Context:
         self.clean = ids

@@ -11,7 +11,14 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.run_audit.activations import BOUND, Watch, largest_score
 from canvaslm.run_audit.check import Check, attempt, decide
 from canvaslm.run_audit.held_out import HeldOutLoss, check_floor, check_possible, measure_held_out
-from canvaslm.run_audit.own_loss import OwnLoss, has_guess, own_loss, sharpened
+from canvaslm.run_audit.own_loss import (
+    OwnLoss,
+    has_guess,
+    own_companion,
+    own_loss,
+    sharpened,
+    uniform_loss,
+)
 from canvaslm.run_audit.reading import (
     denoised_logits,
     encoded_logits,
@@ -70,12 +77,14 @@ class _HeldOut:
 
 
 def _numbers(subject: Subject) -> list[int]:
-    """The run's first windows, with one that has a guess and one that has none where both occur."""
-    consumed = subject.state.progress.windows_consumed
-    numbers = list(range(min(subject.params.n_windows, consumed)))
+    """The first windows of each phase of the run, some with a guess and some without one."""
+    consumed, n = subject.state.progress.windows_consumed, subject.params.n_windows
+    second = min(subject.recipe.first_phase_windows, consumed)
+    n_first = min(second, n // 2)
+    numbers = [*range(n_first), *range(second, min(second + n - n_first, consumed))]
     for kind in (True, False):
         if all(has_guess(subject, number) != kind for number in numbers):
-            others = range(len(numbers), consumed)
+            others = range(max(numbers, default=-1) + 1, consumed)
             numbers += [n for n in others if has_guess(subject, n) == kind][:1]
     return numbers
 
@@ -118,7 +127,7 @@ def _check_loss(subject: Subject, model: Backbone, numbers: list[int], name: str
                 gaps[has_guess(subject, number)].append(gap)
                 largest = max(largest, own.largest_logit)
     found = [gap for kind in gaps.values() for gap in kind]
-    worst = max(found, key=lambda gap: math.inf if math.isnan(gap) else gap)
+    worst = max(found, key=_nan_last)
     allowed = max(_LARGEST_GAP, _ROUNDED * _EPS * largest)
     told = f"off by up to {worst:.2g} nats per target" if math.isfinite(worst) else "not finite"
     return decide(
@@ -132,6 +141,10 @@ def _check_loss(subject: Subject, model: Backbone, numbers: list[int], name: str
     )
 
 
+def _nan_last(gap: float) -> float:
+    return math.inf if math.isnan(gap) else gap
+
+
 def _gap(subject: Subject, model: Backbone, number: int) -> tuple[float, OwnLoss]:
     """By how many nats per target the objective and the definition differ on one window."""
     numbers = np.array([number])
@@ -141,19 +154,21 @@ def _gap(subject: Subject, model: Backbone, number: int) -> tuple[float, OwnLoss
         loss = subject.job.objective.loss(model, window, numbers)
     if loss.n_targets != own.n_targets:
         return math.inf, own
-    return abs(float(loss.nats) - own.nats) / max(own.n_targets, 1), own
+    beside = 0.0 if loss.companion is None else float(loss.companion)
+    gaps = float(loss.nats) - own.nats, beside - own_companion(subject, model, window, number)
+    return max(map(abs, gaps), key=_nan_last) / max(own.n_targets, 1), own
 
 
 def _check_start(subject: Subject, numbers: list[int], name: str) -> Check:
     """A model that knows nothing yet pays for a token about what a uniform guess does."""
     fresh = fresh_model(subject)
-    nats = n_targets = 0.0
+    nats = n_targets = uniform = 0.0
     for number in numbers:
         window = torch.from_numpy(windows_of(subject, np.array([number])))
         own = own_loss(subject, fresh, window, number)
         nats, n_targets = nats + own.nats, n_targets + own.n_targets
-    uniform = math.log(subject.recipe.layout.vocab_size)
-    mean = nats / max(n_targets, 1)
+        uniform += uniform_loss(subject, fresh, window, number).nats
+    mean, uniform = nats / max(n_targets, 1), uniform / max(n_targets, 1)
     return decide(
         "values",
         name,
@@ -161,7 +176,7 @@ def _check_start(subject: Subject, numbers: list[int], name: str) -> Check:
         measured=f"{mean:.4f} nats per target on {len(numbers)} windows"
         if math.isfinite(mean)
         else "not finite",
-        expected=f"ln V = {uniform:.4f}, within {_START_SHARE:.0%} of it: a tied table lets a "
-        "fresh model lean to the token that it reads",
+        expected=f"{uniform:.4f}, the price of logits of 0, within {_START_SHARE:.0%} of it: a "
+        "tied table lets a fresh model lean to the token that it reads",
         first_test=_START,
     )

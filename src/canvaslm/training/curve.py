@@ -5,7 +5,7 @@ that is only exported again at another cadence, writes the same bytes as one tha
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def write_curve(
     log_every: int,
     windows_per_step: int,
     window_tokens: int,
-    flops_per_window: float,
+    flops_of_first: Callable[[int], float],
 ) -> dict[str, float | int | None]:
     """Write ``loss.csv`` and ``timing.csv`` under ``out`` and return the last row of the former.
 
@@ -85,7 +85,7 @@ def write_curve(
                 "step": done,
                 "windows": windows,
                 "tokens": windows * window_tokens,
-                "flops": windows * flops_per_window,
+                "flops": flops_of_first(windows),
                 "loss_nats": _mean_nats(span),
                 "gradient_norm": span[-1].gradient_norm,
                 "learning_rate": span[-1].learning_rate,

@@ -66,7 +66,7 @@ def _train_save_load(job: Job, device: torch.device, place: Path) -> int:
     for step in range(min(2, params.steps)):
         numbers = window_numbers(step, params.windows_per_step)
         record = learner.take_step(step, gather(job.windows, numbers, params.seed), numbers)
-        progress = advance(progress, record, params, job.recipe.layout, job.flops_per_window)
+        progress = advance(progress, record, params, job.recipe.layout, job.flops_of_first)
     directory = save_checkpoint(
         place,
         model=learner.model,

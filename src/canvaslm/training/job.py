@@ -22,10 +22,9 @@ class Job:
     windows: Windows
     identity: dict[str, Any]
 
-    @property
-    def flops_per_window(self) -> float:
-        """Forward and backward operations for one window."""
-        return self.objective.flops_per_window(self.recipe.model)
+    def flops_of_first(self, n_windows: int) -> float:
+        """Forward and backward operations of the first windows of the run."""
+        return self.objective.flops_of_first(self.recipe.model, n_windows)
 
 
 def make_job(
@@ -76,6 +75,7 @@ def _make_objective(recipe: Recipe, eot_id: int) -> Objective:
         diffusion=recipe.diffusion,
         seed=recipe.pretrain.seed,
         vocab_chunk=recipe.pretrain.vocab_chunk,
+        first_phase_windows=recipe.first_phase_windows,
     )
     objective.refuse_misfit(recipe.model)
     return objective

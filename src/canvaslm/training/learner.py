@@ -31,8 +31,8 @@ class Objective(Protocol):
         """Nats summed over the targets of windows (B, T) with the given run numbers (B,)."""
         ...
 
-    def flops_per_window(self, params: ModelParams) -> float:
-        """Forward and backward operations for one window."""
+    def flops_of_first(self, params: ModelParams, n_windows: int) -> float:
+        """Forward and backward operations of the first windows of a run."""
         ...
 
 
@@ -136,7 +136,7 @@ class Learner:
             with self._ring.micro_batch(self.model, start):
                 loss = self._loss(windows[part], numbers[part])
             if loss.n_targets:
-                loss.nats.backward()
+                loss.pull.backward()
                 nats += loss.nats.detach()
                 n_targets += loss.n_targets
         return nats, n_targets

@@ -36,7 +36,7 @@ class _Run:
     params: PretrainParams
     layout: Layout
     identity: dict[str, object]
-    flops_per_window: float
+    flops_of_first: Callable[[int], float]
     on_trace: Callable[[], None]
     trace_at: Path
 
@@ -50,7 +50,7 @@ def train(
     params: PretrainParams,
     layout: Layout,
     identity: dict[str, object],
-    flops_per_window: float,
+    flops_of_first: Callable[[int], float],
     on_trace: Callable[[], None],
     trace_at: Path,
     track: Track,
@@ -65,7 +65,7 @@ def train(
         params: length, batch and cadence.
         layout: the shape of a window.
         identity: what run this is; written into each checkpoint.
-        flops_per_window: forward and backward operations for one window.
+        flops_of_first: forward and backward operations of so many windows, from the run's first.
         on_trace: called when the run's first bad step has been explained in the run's folder.
         trace_at: where that explanation is read; told with every bad step.
         track: shows how far the loop is.
@@ -81,7 +81,7 @@ def train(
             params=params,
             layout=layout,
             identity=identity,
-            flops_per_window=flops_per_window,
+            flops_of_first=flops_of_first,
             on_trace=on_trace,
             trace_at=trace_at,
         )
@@ -107,7 +107,7 @@ def _train_on(run: _Run, progress: Progress, track: Track) -> tuple[Progress, st
     to_save = False
     for step in track(todo, total=len(todo), label=f"pretrain {run.identity['objective']}"):
         record = _take_step(run, step, is_marked=step in progress.marked)
-        progress = advance(progress, record, params, run.layout, run.flops_per_window)
+        progress = advance(progress, record, params, run.layout, run.flops_of_first)
         _tell(run, record, progress)
         if is_bad(record.cause):
             _explain_first(run, step)
@@ -139,7 +139,7 @@ def advance(
     record: StepRecord,
     params: PretrainParams,
     layout: Layout,
-    flops_per_window: float,
+    flops_of_first: Callable[[int], float],
 ) -> Progress:
     """Count one step; a skipped one consumes its windows too, since its retry would be the same."""
     consumed = progress.windows_consumed + params.windows_per_step
@@ -157,7 +157,7 @@ def advance(
         step=record.step + 1,
         windows_consumed=consumed,
         tokens=consumed * layout.window_tokens,
-        flops=consumed * flops_per_window,
+        flops=flops_of_first(consumed),
         skipped=skipped,
         rollbacks=progress.rollbacks,
         log_sha256=progress.log_sha256,

@@ -100,6 +100,14 @@ class Recipe:
     diffusion: DiffusionParams | None  # None for the autoregressive twin
     pretrain: PretrainParams
 
+    @property
+    def first_phase_windows(self) -> int:
+        """Windows of the run that belong to its first phase: whole optimiser steps of them."""
+        if self.diffusion is None:
+            return 0
+        steps = round(self.diffusion.first_phase_share * self.pretrain.steps)
+        return steps * self.pretrain.windows_per_step
+
 
 def recipe(
     objective: ObjectiveKind,

@@ -123,7 +123,7 @@ def _train(
         params=params,
         layout=job.recipe.layout,
         identity=job.identity,
-        flops_per_window=job.flops_per_window,
+        flops_of_first=job.flops_of_first,
         on_trace=lambda: _copy_trace_now(state, reports),
         trace_at=_trace_at(reports),
         track=track,
@@ -166,7 +166,7 @@ def _report(
         log_every=params.log_every,
         windows_per_step=params.windows_per_step,
         window_tokens=job.recipe.layout.window_tokens,
-        flops_per_window=job.flops_per_window,
+        flops_of_first=job.flops_of_first,
     )
     write_metrics(
         reports,

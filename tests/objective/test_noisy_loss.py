@@ -1,0 +1,156 @@
+"""What noisy positions cost: all or the changed ones, with the known evidence, or by the bound."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from canvaslm.diffusion.bound import own_evidence, step_nats, token_evidence
+from canvaslm.diffusion.schedule import DiffusionParams
+from canvaslm.objective.noisy_loss import Denoised, noisy_loss
+from shapes import tiny_diffusion
+
+V, D, N = 11, 6, 4
+
+
+def draw(n_times: int = N) -> tuple[Denoised, Tensor]:
+    """Positions at every time, some of them clean, and a head, in float64."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(3, 10, D, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(V, D, generator=generator, dtype=torch.float64, requires_grad=True)
+    clean, other = torch.randint(V, (2, 3, 10), generator=generator)
+    times = torch.arange(30).view(3, 10) % (n_times + 1)
+    is_kept = torch.rand(3, 10, generator=generator) < 0.5
+    noisy = torch.where(is_kept | (times == 0), clean, other)
+    return Denoised(hidden=hidden, noisy=noisy, clean=clean, times=times), weight
+
+
+def biased(denoised: Denoised, weight: Tensor, n_times: int = N) -> Tensor:
+    """Logits with the evidence of the noisy token, one position at a time."""
+    logits = (denoised.hidden @ weight.T).clone()
+    for place in (denoised.times > 0).nonzero().tolist():
+        b, i = place
+        t = int(denoised.times[b, i])
+        evidence = own_evidence(t, n_times=n_times, vocab_size=V)
+        bump = functional.one_hot(denoised.noisy[b, i], V).double() * evidence
+        logits[b, i] = logits[b, i] + bump
+    return logits
+
+
+def expected(
+    denoised: Denoised, weight: Tensor, diffusion: DiffusionParams
+) -> tuple[Tensor, Tensor]:
+    """The loss of each position from a table of all logits, and which positions count."""
+    counted = denoised.times > 0
+    if diffusion.loss == "changed":
+        counted = counted & (denoised.noisy != denoised.clean)
+    logits = denoised.hidden @ weight.T
+    if diffusion.likelihood_bias:
+        logits = biased(denoised, weight)
+    if diffusion.loss == "bound":
+        times = denoised.times.clamp(min=1)
+        each = N * step_nats(logits, denoised.noisy, denoised.clean, t=times, n_times=N)
+    else:
+        each = functional.cross_entropy(
+            logits.flatten(0, 1), denoised.clean.flatten(), reduction="none"
+        ).view(3, 10)
+    return each, counted
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("loss", ["plain", "changed", "bound"])
+def test_each_loss_and_its_gradients_are_those_of_all_logits(loss: str, bias: bool) -> None:
+    diffusion = tiny_diffusion(loss=loss, likelihood_bias=bias)
+    denoised, weight = draw()
+    each, counted = expected(denoised, weight, diffusion)
+    due = each[counted].sum()
+    got = noisy_loss(denoised, weight, diffusion=diffusion, vocab_chunk=4)
+    assert got.n_targets == int(counted.sum())
+    assert got.companion is None
+    torch.testing.assert_close(got.nats.double(), due, rtol=1e-11, atol=1e-11)
+    inputs = (denoised.hidden, weight)
+    for mine, theirs in zip(
+        torch.autograd.grad(got.nats, inputs), torch.autograd.grad(due, inputs), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_clean_positions_pull_at_nothing() -> None:
+    for changes in ({}, {"loss": "changed"}, {"loss": "bound"}, {"likelihood_bias": True}):
+        denoised, weight = draw()
+        diffusion = tiny_diffusion(**changes)
+        nats = noisy_loss(denoised, weight, diffusion=diffusion, vocab_chunk=4).nats
+        (pull,) = torch.autograd.grad(nats, denoised.hidden)
+        assert not bool(pull[denoised.times == 0].any())
+        assert bool(pull[(denoised.times > 0) & (denoised.noisy != denoised.clean)].any(-1).all())
+
+
+def test_under_the_bias_a_network_that_knows_nothing_copies_as_much_as_it_should() -> None:
+    """Logits of 0 are a uniform cavity; its posterior is the likelihood of each clean token."""
+    denoised, weight = draw()
+    blank = Denoised(
+        hidden=torch.zeros_like(denoised.hidden),
+        noisy=denoised.noisy,
+        clean=denoised.clean,
+        times=denoised.times,
+    )
+    diffusion = tiny_diffusion(likelihood_bias=True)
+    got = noisy_loss(blank, weight, diffusion=diffusion, vocab_chunk=4)
+    due = 0.0
+    for t, noisy, clean in zip(
+        *(x.flatten().tolist() for x in (blank.times, blank.noisy, blank.clean)), strict=True
+    ):
+        if t == 0:
+            continue
+        share = math.cos(math.pi / 2 * t / N) ** 2 if t < N else 0.0
+        due -= math.log(share * (noisy == clean) + (1 - share) / V)
+    assert got.nats.item() == pytest.approx(due, rel=1e-12)
+
+
+def test_continuous_times_give_the_same_loss_where_they_agree() -> None:
+    denoised, weight = draw()
+    real = Denoised(
+        hidden=denoised.hidden,
+        noisy=denoised.noisy,
+        clean=denoised.clean,
+        times=denoised.times / N,
+    )
+    for changes in ({}, {"loss": "changed"}, {"likelihood_bias": True}):
+        both = [
+            noisy_loss(x, weight, diffusion=tiny_diffusion(train_times=n, **changes), vocab_chunk=4)
+            for x, n in ((denoised, N), (real, None))
+        ]
+        torch.testing.assert_close(both[0].nats, both[1].nats, rtol=1e-12, atol=0)
+
+
+def test_the_evidence_of_a_token_is_finite_at_the_smallest_times() -> None:
+    times = torch.tensor([1e-300, 1e-12, 1e-9, 1e-4, 0.5, 1.0], dtype=torch.float64)
+    evidence = token_evidence(times, 1, V)
+    assert bool(evidence.isfinite().all())
+    assert float(evidence[-1]) == 0.0
+    assert evidence.tolist() == sorted(evidence.tolist(), reverse=True)
+
+
+def test_the_mean_of_the_bound_loss_over_all_times_is_the_bound() -> None:
+    """A constant cavity costs −log of it for every N (docs/bound.md), drawn noise or not."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(V, generator=generator, dtype=torch.float64)
+    cavity, clean = logits.log_softmax(0), 3
+    weight = torch.eye(V, dtype=torch.float64)
+    total = 0.0
+    for t in range(1, N + 1):
+        share = math.cos(math.pi / 2 * t / N) ** 2 if t < N else 0.0
+        for noisy in range(V):
+            chance = share * (noisy == clean) + (1 - share) / V
+            one = Denoised(
+                hidden=logits.expand(1, 1, V).clone(),
+                noisy=torch.tensor([[noisy]]),
+                clean=torch.tensor([[clean]]),
+                times=torch.tensor([[t]]),
+            )
+            diffusion = tiny_diffusion(loss="bound", likelihood_bias=True)
+            nats = noisy_loss(one, weight, diffusion=diffusion, vocab_chunk=4).nats
+            total += chance * float(nats) / N
+    assert total == pytest.approx(-float(cavity[clean]), rel=1e-12)
