@@ -32,6 +32,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "prefix": {"model": {"clean_mask": "block", "self_conditioning": "input"},
                "diffusion": {"context": "prefix"}},
     "autoregressive": {},
+    "phased": {"model": {"tied": False, "self_conditioning_form": "gated"},
+               "diffusion": {"first_phase": "next_token", "first_phase_share": 0.5,
+                             "next_token_weight": 0.5, "time_draw": "spread",
+                             "train_times": None}},
+    "biased": {"diffusion": {"first_phase": "noisy", "first_phase_share": 0.5,
+                             "likelihood_bias": True, "loss": "changed"}},
+    "bound": {"diffusion": {"loss": "bound", "time_draw": "middle"}},
 }  # fmt: skip
 
 Open = Callable[[str], Subject]

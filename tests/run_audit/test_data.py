@@ -10,7 +10,7 @@ from canvaslm.checkpoint_state import SkippedStep
 from canvaslm.corpus.windows import Windows
 from canvaslm.diffusion.corruption import Noisy
 from canvaslm.layout import Layout
-from canvaslm.objective import denoising
+from canvaslm.objective import denoising, noisy_loss
 from canvaslm.objective.next_token import NextToken
 from canvaslm.objective.targets import LossSum
 from canvaslm.run_audit import consumed
@@ -18,6 +18,7 @@ from canvaslm.run_audit.data import check_data
 from canvaslm.run_audit.stand_in import NO_TARGET, read_back
 
 KINDS = ("diffusion", "prefix", "autoregressive")
+OPTIONS = ("phased", "biased", "bound")
 
 
 def measured(checks, name):
@@ -38,7 +39,7 @@ def with_progress(subject, **changes):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + OPTIONS)
 def test_a_clean_run_passes(open_run, failures, kind):
     checks = check_data(open_run(kind))
     assert failures(checks) == [], checks
@@ -76,9 +77,9 @@ def test_targets_do_not_depend_on_how_the_loss_grows(open_run, failures):
     [("diffusion", "targets_are_clean_tokens"), ("autoregressive", "targets_are_next_tokens")],
 )
 def test_shifted_targets_are_named(open_run, failures, monkeypatch, kind, name, shift):
-    module = "denoising" if kind == "diffusion" else "next_token"
+    module = "noisy_loss" if kind == "diffusion" else "next_token"
     place = f"canvaslm.objective.{module}.chunked_cross_entropy"
-    right = denoising.chunked_cross_entropy
+    right = noisy_loss.chunked_cross_entropy
 
     def shifted(hidden, weight, targets, **options):
         return right(hidden, weight, targets.roll(shift, dims=1), **options)
@@ -87,6 +88,16 @@ def test_shifted_targets_are_named(open_run, failures, monkeypatch, kind, name, 
     checks = check_data(open_run(kind))
     assert failures(checks) == [name]
     assert not measured(checks, name).startswith("0 ")
+
+
+def test_shifted_targets_of_a_clean_stream_are_named(open_run, failures, monkeypatch):
+    right = denoising.chunked_cross_entropy
+
+    def shifted(hidden, weight, targets, **options):
+        return right(hidden, weight, targets.roll(1, dims=1), **options)
+
+    monkeypatch.setattr("canvaslm.objective.denoising.chunked_cross_entropy", shifted)
+    assert failures(check_data(open_run("phased"))) == ["targets_are_clean_tokens"]
 
 
 def test_a_twin_that_reads_its_own_target_is_named(open_run, failures):

@@ -21,7 +21,7 @@ from canvaslm.run_audit.reading import Reading, denoised_logits, on_cpu, read_wi
 DENOISERS = ("diffusion", "prefix")
 
 
-@pytest.mark.parametrize("kind", ["diffusion", "prefix", "autoregressive"])
+@pytest.mark.parametrize("kind", ["diffusion", "prefix", "autoregressive", "phased", "biased"])
 def test_a_clean_run_passes_and_is_left_as_it_was(open_run, failures, kind):
     subject = open_run(kind)
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}

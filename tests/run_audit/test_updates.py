@@ -23,6 +23,7 @@ from canvaslm.training.learner import Learner
 from canvaslm.training.plan import learning_rate
 
 KINDS = ("diffusion", "prefix", "autoregressive")
+OPTIONS = ("phased", "biased", "bound")
 OBJECTIVES = ("diffusion", "autoregressive")
 FROZEN = "blocks.1.feed_forward.up.weight"
 
@@ -37,7 +38,7 @@ def with_knobs(subject, **knobs):
     return replace(subject, recipe=replace(subject.recipe, pretrain=pretrain))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + OPTIONS)
 def test_a_clean_run_passes_and_is_left_as_it_was(open_run, failures, kind):
     subject = open_run(kind)
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}

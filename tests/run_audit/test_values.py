@@ -12,7 +12,7 @@ from torch.nn import functional
 from canvaslm.model import backbone
 from canvaslm.model.attention import causal_attention
 from canvaslm.model.backbone import initialise
-from canvaslm.objective import denoising, next_token
+from canvaslm.objective import next_token, noisy_loss
 from canvaslm.objective.denoising import Denoising
 from canvaslm.run_audit import reading
 from canvaslm.run_audit.activations import Watch, largest_score
@@ -22,6 +22,7 @@ from canvaslm.run_audit.reading import read_window, windows_of
 from canvaslm.run_audit.values import check_values
 
 KINDS = ("diffusion", "prefix", "autoregressive")
+OPTIONS = ("phased", "biased", "bound")
 FLOOR = "held_out_loss_is_above_the_floor"
 
 
@@ -37,7 +38,7 @@ def named(checks, name):
     return next(check for check in checks if check.name == name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + OPTIONS)
 def test_a_clean_run_passes_and_is_left_as_it_was(open_run, failures, kind):
     subject = open_run(kind)
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
@@ -101,7 +102,7 @@ def test_the_largest_score_is_that_of_the_attention(open_run, monkeypatch, chang
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loss_of_probabilities_is_named(open_run, failures, kind, monkeypatch):
-    for module in (denoising, next_token):
+    for module in (noisy_loss, next_token):
         monkeypatch.setattr(module, "chunked_cross_entropy", of_probabilities)
     subject = open_run(kind)
     checks = check_values(subject)[:3]  # what follows measures with the same loss
@@ -113,11 +114,35 @@ def test_a_loss_of_probabilities_is_named_even_of_a_fresh_model(
     open_run, failures, kind, monkeypatch
 ):
     """Flat logits and flat probabilities cost nearly the same."""
-    for module in (denoising, next_token):
+    for module in (noisy_loss, next_token):
         monkeypatch.setattr(module, "chunked_cross_entropy", of_probabilities)
     subject = open_run(kind)
     initialise(subject.model, 3)
     assert failures(check_values(subject)[:3]) == ["loss_is_cross_entropy"]
+
+
+def test_a_companion_of_another_weight_is_named(open_run, failures, monkeypatch):
+    right = Denoising._clean_stream
+
+    def heavier(self, model, windows):
+        context, nats = right(self, model, windows)
+        return context, 1.01 * nats
+
+    monkeypatch.setattr(Denoising, "_clean_stream", heavier)
+    assert failures(check_values(open_run("phased"))[:3]) == ["loss_is_cross_entropy"]
+
+
+@pytest.mark.parametrize("kind", ["biased", "bound"])
+def test_evidence_that_is_off_by_a_little_is_named(open_run, failures, kind, monkeypatch):
+    if kind == "biased":
+        right = noisy_loss.token_evidence
+        monkeypatch.setattr(noisy_loss, "token_evidence", lambda *given: 1.01 * right(*given))
+    else:
+        step = noisy_loss.step_nats
+        monkeypatch.setattr(
+            noisy_loss, "step_nats", lambda *given, **named: 1.001 * step(*given, **named)
+        )
+    assert failures(check_values(open_run(kind))[:3]) == ["loss_is_cross_entropy"]
 
 
 @pytest.mark.parametrize("kind", ["diffusion", "prefix"])
