@@ -397,6 +397,7 @@ def test_a_large_window_is_drilled_in_few_rows():
         layout=SimpleNamespace(window_tokens=4096),
         pretrain=SimpleNamespace(windows_per_step=32, seed=1),
         diffusion=None,
+        first_phase_windows=0,
     )
     progress = SimpleNamespace(windows_consumed=64)
     subject = SimpleNamespace(recipe=recipe, state=SimpleNamespace(progress=progress))

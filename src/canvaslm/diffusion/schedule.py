@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # stages that never need torch read DiffusionParams from here
     from torch import Tensor
 
 Context: TypeAlias = Literal["clean", "noisy", "prefix"]
-TimeDraw: TypeAlias = Literal["uniform", "spread", "middle"]
-FirstPhase: TypeAlias = Literal["none", "noisy", "next_token"]
+_TimeDraw: TypeAlias = Literal["uniform", "spread", "middle"]
+_FirstPhase: TypeAlias = Literal["none", "noisy", "next_token"]
 
 
 class DiffusionParams(Params):
@@ -28,7 +28,7 @@ class DiffusionParams(Params):
     train_times: int | None = Field(
         ge=1, description="diffusion times used in training (N); null: any time in (0, 1]"
     )
-    time_draw: TimeDraw = Field(
+    time_draw: _TimeDraw = Field(
         description="how the time of a canvas is drawn: by itself (uniform), at even distances "
         "over the canvases of the run (spread), or more often from the middle (middle)"
     )
@@ -50,7 +50,7 @@ class DiffusionParams(Params):
         description="weight of the next-token loss on the clean stream beside the denoising loss, "
         "in nats per token of each; 0: none",
     )
-    first_phase: FirstPhase = Field(
+    first_phase: _FirstPhase = Field(
         description="what the run begins with: the noisy context, at the price of one stream "
         "(noisy), the next-token loss alone (next_token), or what it ends with (none)"
     )

@@ -86,8 +86,8 @@ class Denoising:
         if not is_first.any():
             return self._loss(model, windows, numbers, self.diffusion.context)
         if not is_first.all():
-            parts = [self.loss(model, windows[x], numbers[x]) for x in (is_first, ~is_first)]
-            return add(parts)
+            places = [np.flatnonzero(x) for x in (is_first, ~is_first)]
+            return add([self.loss(model, windows[x.tolist()], numbers[x]) for x in places])
         if self.diffusion.first_phase == "next_token":
             return self._next_token(model.encode(windows).hidden, model, windows)
         return self._loss(model, windows, numbers, "noisy")

@@ -79,13 +79,13 @@ def has_guess(subject: Subject, number: int) -> bool:
     diffusion = subject.recipe.diffusion
     if diffusion is None or subject.recipe.model.self_conditioning == "off":
         return False
-    if is_next_token(subject, number):
+    if _is_next_token(subject, number):
         return False
     coin = stream(subject.recipe.pretrain.seed, "self_conditioning", number).random()
     return coin < diffusion.self_conditioning_share
 
 
-def is_next_token(subject: Subject, number: int) -> bool:
+def _is_next_token(subject: Subject, number: int) -> bool:
     """Whether a denoiser's window belongs to a phase that learns the next token alone."""
     diffusion = subject.recipe.diffusion
     in_first = number < subject.recipe.first_phase_windows
@@ -132,7 +132,7 @@ def _read(subject: Subject, model: Backbone, window: Tensor, number: int) -> _Re
         start = torch.full_like(window[:, :1], subject.eot_id)
         hidden = model.encode(torch.cat([start, window[:, :-1]], dim=1)).hidden
         return _Read(hidden=hidden[0], targets=window[0], noisy=None, shares=None)
-    if is_next_token(subject, number):
+    if _is_next_token(subject, number):
         hidden = model.encode(window).hidden[0, :-1]
         return _Read(hidden=hidden, targets=window[0, 1:], noisy=None, shares=None)
     return _read_noisy(subject, diffusion, model, window, number)
@@ -195,18 +195,18 @@ def _own_nats(read: _Read, head: Tensor, diffusion: DiffusionParams | None) -> O
     for hidden, targets, noisy, shares in zip(*(x.split(_ROWS) for x in columns), strict=True):
         logits = hidden.double() @ rows.T  # (n, V)
         if diffusion.likelihood_bias:
-            logits = logits + likelihood(noisy, shares, logits.shape[-1]).log()
+            logits = logits + _likelihood(noisy, shares, logits.shape[-1]).log()
         posterior = logits.softmax(-1)
         if diffusion.loss == "bound":
             N = diffusion.n_times
-            nats += N * float(own_step(posterior, noisy, targets, shares, n_times=N).sum())
+            nats += N * float(_own_step(posterior, noisy, targets, shares, n_times=N).sum())
         else:
             nats -= float(logits.log_softmax(-1).gather(1, targets[:, None]).sum())
         largest = max(largest, float(logits.abs().max()))
     return OwnLoss(nats=nats, n_targets=len(read.targets), largest_logit=largest)
 
 
-def likelihood(noisy: Tensor, shares: Tensor, vocab_size: int) -> Tensor:
+def _likelihood(noisy: Tensor, shares: Tensor, vocab_size: int) -> Tensor:
     """q(x_t | x_0) of the given x_t for every x_0, (n, V), from the definition of the process.
 
     Args:
@@ -219,7 +219,7 @@ def likelihood(noisy: Tensor, shares: Tensor, vocab_size: int) -> Tensor:
     return clean * same + (1 - clean) / vocab_size
 
 
-def own_step(
+def _own_step(
     posterior: Tensor, noisy: Tensor, targets: Tensor, shares: Tensor, *, n_times: int
 ) -> Tensor:
     """(n,) KL of two reverse steps by their definition; at the first time, reconstruction.
@@ -239,7 +239,7 @@ def own_step(
     kept = at_t / at_s
     forward = kept * torch.nn.functional.one_hot(noisy, V) + (1 - kept) / V  # q(x_t | x_s)
     truth = at_s * torch.nn.functional.one_hot(targets, V) + (1 - at_s) / V
-    cavity = posterior / likelihood(noisy, shares, V)
+    cavity = posterior / _likelihood(noisy, shares, V)
     cavity = cavity / cavity.sum(-1, keepdim=True)
     model = at_s * cavity + (1 - at_s) / V
     steps = [forward * x for x in (truth, model)]

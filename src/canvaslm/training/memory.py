@@ -117,14 +117,22 @@ def _bytes_per_token(recipe: Recipe, sliced_attention: bool) -> int:
     model, blocks = recipe.model, _streams(recipe, sliced_attention)
     in_flight = max(blocks)  # gradients of the block that the backward pass is in
     ends = (2 if recipe.diffusion is None else 3) * model.width * _FLOAT32  # last norm, a guess
+    if _learns_next_token(recipe):
+        ends += 3 * model.width * _FLOAT32  # a second last norm, and the gradient made for it
     keys_values = 2 * model.n_kv_heads * model.head_width
     if recipe.pretrain.gradient_checkpointing:
         kept = model.n_layers * len(blocks) * (model.width + keys_values) * _FLOAT32
         return kept + 2 * in_flight + ends  # once more forward, then backward
     kept = model.n_layers * sum(blocks)
-    if len(blocks) == 2:  # of the last clean block, nobody reads more than keys and values
+    if len(blocks) == 2 and not _learns_next_token(recipe):
+        # Of the last clean block, nobody reads more than keys and values.
         kept -= blocks[0] - _normed_bytes(recipe) // 2 - keys_values * _arithmetic_bytes(recipe)
     return kept + in_flight + ends
+
+
+def _learns_next_token(recipe: Recipe) -> bool:
+    """Whether the clean stream of a denoiser goes through the head as well."""
+    return recipe.diffusion is not None and recipe.diffusion.learns_next_token
 
 
 def _hole_bytes(recipe: Recipe) -> int:
