@@ -15,7 +15,7 @@ import torch
 
 from harness import CPU, begin, finish, parser, track
 
-from canvaslm.evaluation.speedup import Decoder
+from canvaslm.evaluation.decoders import Decoder
 from canvaslm.measure import interleaved_seconds
 from canvaslm.model.packed import decoding_dtype
 from canvaslm.reporting.benches import Scalar

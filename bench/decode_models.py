@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from canvaslm.evaluation.speedup import Decoder
+from canvaslm.evaluation.decoders import Decoder
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.kv_cache import Context, KVCache

@@ -385,3 +385,25 @@ def generate_without_cache(
                 noisy = [held[i] if accepted[i] else fresh[i] for i in range(L)]
         text += emitted
     return text[len(prompt) :], seen
+
+
+def chi_square_p(texts: Tensor, law: Tensor, *, vocab_size: int) -> float:
+    """How probable counts at least as far from a law are, by Pearson's chi-square test.
+
+    Args:
+        texts: (n, length) ids.
+        law: (V^length,) probabilities, in the order of :func:`all_sequences`.
+        vocab_size: V.
+    """
+    number = torch.zeros(len(texts), dtype=torch.int64)
+    for column in texts.unbind(1):
+        number = number * vocab_size + column
+    counts = torch.bincount(number, minlength=len(law)).double()
+    expected = law * len(texts)
+    is_rare = expected < 5.0  # pooled: the test is an approximation for many of each
+    if bool(is_rare.any()):
+        counts = torch.cat((counts[~is_rare], counts[is_rare].sum()[None]))
+        expected = torch.cat((expected[~is_rare], expected[is_rare].sum()[None]))
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, statistic / 2))

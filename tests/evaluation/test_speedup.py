@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from canvaslm.evaluation.decoders import Decoder, build_companion_decoders, build_decoders
 from canvaslm.evaluation.sample_quality import judge_samples
 from canvaslm.evaluation.speedup import (
-    Decoder,
     SpeedupRow,
     Task,
-    build_decoders,
     count_rows,
     judge_rows,
     time_rows,
@@ -51,6 +50,8 @@ PARAMS = EvalSpeedupParams(
     start_temperature=0.8,
     end_temperature=0.4,
     autoregressive_temperature=0.8,
+    draft_steps=2,
+    draft_temperature=0.8,
     min_diversity_share=0.5,
     max_excess_nats=1.0,
     vocab_chunk=16,
@@ -99,6 +100,8 @@ class Parrot:
                 encoding_forwards=2,
                 token_forwards=0,
                 canvases=self.canvases,
+                verifications=0,
+                accepted=0,
             )
             for _ in prompt_ids
         ]
@@ -121,6 +124,48 @@ def test_rows_are_counted_alike(counted: Counted) -> None:
     assert twin.tokens_per_forward == twin.tokens_per_forward_after_prompt == 1.0
     assert rows["adaptive_32"].forwards <= rows["fixed_32"].forwards
     assert all(len(made) == 3 for made in samples.values())
+
+
+def test_rows_of_a_companion_are_counted_alike(
+    networks: tuple[Backbone, Backbone], counted: Counted
+) -> None:
+    decoders = build_companion_decoders(networks[0], PARAMS, eot_id=None, bos_id=EOT)
+    assert list(decoders) == ["verified", "companion"]
+    assert {decoder.model for decoder in decoders.values()} == {networks[0]}
+    rows, samples = count_rows(decoders, TASK, track=untracked)
+    verified, companion = rows["verified"], rows["companion"]
+    assert (companion.tokens, companion.forwards, companion.verifications) == (24, 24, 0)
+    assert companion.token_forwards == 3 * (3 + 7)  # no end of text before the prompt
+    assert companion.accepted_per_forward is companion.accepted_per_verification is None
+    made = samples["verified"]
+    n_rounds = sum(row.canvases for row in made)
+    n_single = sum((row.forwards - 1) % 3 for row in made)
+    assert (verified.tokens, verified.verifications) == (24, n_rounds)
+    assert verified.forwards == 3 + n_rounds * (2 + 1) + n_single
+    assert verified.accepted == sum(row.accepted for row in made) == 24 - n_rounds - n_single
+    assert verified.accepted_per_forward == verified.accepted / verified.forwards
+    assert verified.accepted_per_verification == verified.accepted / n_rounds
+    assert verified.tokens_per_forward_after_prompt == 24 / (verified.forwards - 3)
+    assert counted[0]["fixed_16"].accepted_per_forward is None
+
+
+# BR-69
+def test_tokens_after_the_end_of_a_verified_text_count_for_nobody(
+    networks: tuple[Backbone, Backbone],
+) -> None:
+    def count(eot_id: int | None) -> tuple[SpeedupRow, list[Generated]]:
+        decoders = build_companion_decoders(networks[0], PARAMS, eot_id=eot_id, bos_id=EOT)
+        rows, samples = count_rows({"verified": decoders["verified"]}, TASK, track=untracked)
+        return rows["verified"], samples["verified"]
+
+    whole, made = count(None)
+    end = made[0].ids[5]
+    row, cut = count(end)
+    expected = [x.ids[: x.ids.index(end)] if end in x.ids else x.ids for x in made]
+    assert [x.ids for x in cut] == expected
+    assert row.tokens == sum(len(ids) for ids in expected) < whole.tokens == 24
+    assert row.accepted <= row.tokens
+    assert row.ended_by["end_of_text"] >= 1
 
 
 # BR-69
@@ -208,7 +253,8 @@ def test_a_pass_says_that_texts_were_judged_and_what_the_speed_is(
 ) -> None:
     """A decoder slower than the twin passes for its texts, and is not taken for a speed-up."""
     decoders: dict[str, Decoder] = {
-        name: Parrot(networks[0], range(8), canvases=2) for name in ("autoregressive", "fixed_16")
+        name: Parrot(networks[0], range(8), canvases=2)
+        for name in ("autoregressive", "companion", "fixed_16")
     }
     counted, _ = count_rows(decoders, TASK, track=untracked)
     judged = {
@@ -219,7 +265,7 @@ def test_a_pass_says_that_texts_were_judged_and_what_the_speed_is(
     assert (verdict, reason.rpartition("; ")[2]) == ("pass", "speed was not measured")
     timed = {
         name: dataclasses.replace(row, timing=Timing(rounds_s=(seconds,)))
-        for (name, row), seconds in zip(judged.items(), (1.0, 4.0), strict=True)
+        for (name, row), seconds in zip(judged.items(), (1.0, 0.5, 4.0), strict=True)
     }
     verdict, reason = verdict_of(timed)
     assert verdict == "pass"

@@ -161,3 +161,52 @@ def test_detached_encoding_stops_the_gradient(build_model, batch) -> None:
     tensors = (stopped.hidden, *stopped.keys, *stopped.values)
     assert not any(tensor.requires_grad for tensor in tensors)
     assert torch.equal(stopped.keys[1], encoded.keys[1])
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize(("clean_mask", "n_read"), [("causal", 1), ("causal", 3), ("block", 4)])
+def test_reading_and_denoising_at_once_is_one_after_the_other(
+    clean_mask: str, n_read: int, is_packed: bool, build_model, batch, monkeypatch
+) -> None:
+    monkeypatch.setattr("canvaslm.model.kv_cache.can_be_packed", lambda _: is_packed)
+    model = build_model(clean_mask=clean_mask)
+    ids, noisy = batch.clean[:, 4 : 4 + n_read], batch.noisy[:, :4]
+    times = batch.times[:, :1]
+    one, other = (KVCache.for_model(model, 3, 12) for _ in range(2))
+    for cache in (one, other):
+        model.encode(batch.clean[:, :4], cache=cache)
+    read, hidden = model.encode_and_denoise(ids, noisy, times, cache=one)
+    assert (read - model.encode(ids, cache=other).hidden).abs().max() < FLOAT64_TOLERANCE
+    plain = model.denoise(noisy, times, context=other, guess=None, has_guess=None)
+    assert (hidden - plain).abs().max() < FLOAT64_TOLERANCE
+    assert one.length == other.length == 4 + n_read
+    for layer in range(model.params.n_layers):
+        for cached, kept in zip(one.keys_values(layer), other.keys_values(layer), strict=True):
+            assert (cached - kept).abs().max() < FLOAT64_TOLERANCE
+
+
+def test_reading_and_denoising_at_once_refuses_a_part_of_a_canvas(build_model, batch) -> None:
+    model = build_model(clean_mask="block")
+    cache = KVCache.for_model(model, 3, 12)
+    with pytest.raises(InputError, match="whole canvases of 4 tokens"):
+        model.encode_and_denoise(
+            batch.clean[:, :3], batch.noisy[:, :4], batch.times[:, :1], cache=cache
+        )
+
+
+def test_cut_cache_goes_on_as_if_the_rest_had_never_been_read(build_model, batch) -> None:
+    model = build_model()
+    cut, plain = (KVCache.for_model(model, 3, 12) for _ in range(2))
+    model.encode(batch.clean[:, :9], cache=cut)
+    kept = [slab.clone() for slab in cut.keys_values(0)]
+    cut.cut(5)
+    assert cut.length == cut.start == 5
+    assert all(
+        torch.equal(slab, before[:, :, :5])
+        for slab, before in zip(cut.keys_values(0), kept, strict=True)
+    )
+    model.encode(batch.clean[:, :5], cache=plain)
+    gap = model.encode(batch.noisy[:, :4], cache=cut).hidden
+    assert (gap - model.encode(batch.noisy[:, :4], cache=plain).hidden).abs().max() < 1e-12
+    with pytest.raises(AssertionError, match="cannot be kept"):
+        cut.cut(10)

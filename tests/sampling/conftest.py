@@ -66,10 +66,12 @@ class ScriptedModel(nn.Module):
         self.batches.append(ids.shape[0])
         hidden = torch.zeros(*ids.shape, self.layout.vocab_size)
         if self.next_logits is not None:
-            clean = keys[:, 0, :, 0].long()
+            clean, n_before = keys[:, 0, :, 0].long(), keys.shape[2] - ids.shape[1]
             for row in range(len(ids)):
                 tag = int(clean[row, min(1, clean.shape[1] - 1)])
-                hidden[row, -1] = self.next_logits(tag, clean.shape[1], 0, clean[row])
+                for place in range(ids.shape[1]):
+                    length = n_before + place + 1
+                    hidden[row, place] = self.next_logits(tag, length, 0, clean[row, :length])
         return Encoded(hidden=hidden, keys=(), values=())
 
     def encode_context(self, ids: Tensor, *, cache: KVCache | None = None) -> Context:
@@ -98,6 +100,13 @@ class ScriptedModel(nn.Module):
             self.noisy.append((tag, noisy[row].clone()))
             answers.append(self.script(tag, context.start, step, noisy[row]))
         return torch.stack(answers)
+
+    def encode_and_denoise(
+        self, ids: Tensor, noisy: Tensor, times: Tensor | None, *, cache: KVCache
+    ) -> tuple[Tensor, Tensor]:
+        read = self.encode(ids, cache=cache).hidden
+        hidden = self.denoise(noisy, times, context=cache, guess=None, has_guess=None)
+        return read, hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -43,6 +43,24 @@ def test_cache_changes_no_token(twin: Any, prompt: list[int], temperature: float
     assert made.reason == "length"
 
 
+@pytest.mark.parametrize("prompt", [[], [5], [5, 6, 7]])
+def test_clean_stream_of_a_denoiser_reads_the_prompt_as_it_is(
+    opinionated: Any, tiny_layout: Layout, prompt: list[int]
+) -> None:
+    model = opinionated(tiny_layout)
+    text = prompt or [EOT]
+    for _ in range(8):
+        with torch.no_grad():
+            logits = model.logits(model.encode(torch.tensor([text])).hidden[0, -1])
+        text = [*text, int(logits.argmax())]
+    sampler = AutoregressiveSampler(
+        model=model, temperature=0.0, bos_id=EOT, eot_id=None, bos="if_empty"
+    )
+    [made] = sampler.generate([prompt], 8, [0])
+    assert made.ids == text[len(prompt or [EOT]) :]
+    assert made.token_forwards == len(prompt or [EOT]) + 7
+
+
 def test_row_depends_neither_on_neighbours_nor_on_order(twin: Any) -> None:
     prompts = [[1, 2], [3], [4, 5], [1, 2], []]
     seeds = [0, 1, 2, 3, 4]

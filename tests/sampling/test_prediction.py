@@ -7,6 +7,7 @@ from canvaslm.randomness import stream
 from canvaslm.sampling.prediction import (
     draw,
     invert,
+    law_of,
     predict,
     shaped_probabilities,
     temperature_at,
@@ -129,3 +130,30 @@ def test_temperature_is_linear_and_reaches_both_ends() -> None:
     steps = [temperature_at(k, n_steps=5, start=0.8, end=0.4) for k in range(5)]
     assert steps == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.4])
     assert temperature_at(0, n_steps=1, start=0.8, end=0.4) == 0.8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_law_is_what_candidates_are_drawn_from(temperature: float) -> None:
+    logits = torch.randn(2, 50, 9, generator=torch.Generator().manual_seed(0))
+    uniforms = _uniforms(100).view(2, 50)
+    now = predict(
+        logits,
+        temperature=temperature,
+        uniforms=uniforms if temperature else None,
+        step=0,
+        n_steps=1,
+    )
+    law = law_of(logits, temperature=temperature)
+    assert law.dtype == torch.float64
+    assert torch.equal(invert(law, uniforms), now.candidates)
+    if temperature == 0.0:
+        assert torch.equal(law.amax(-1), torch.ones(2, 50, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_law_of_logits_that_are_not_finite_is_not_finite(temperature: float, wrong: float) -> None:
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = wrong
+    law = law_of(logits, temperature=temperature)
+    assert law.isfinite().all(-1).tolist() == [True, False, True]

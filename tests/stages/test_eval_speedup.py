@@ -10,10 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from canvaslm.params import read_yaml
+from canvaslm.evaluation import speedup_report
+from canvaslm.evaluation.speedup_params import EvalSpeedupParams
+from canvaslm.evaluation.speedup_report import measure_speedup
+from canvaslm.params import load_section, read_yaml
+from canvaslm.reporting.progress import untracked
 
 ROOT = Path(__file__).parents[2]
 DECODERS = ["fixed_16", "fixed_32", "adaptive_32", "autoregressive"]
+COMPANIONS = ["verified", "companion"]
+PLACES = ("shards", "tokenizer", "autoregressive", "diffusion")
 
 
 def _run(places: dict[str, Path], out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -44,8 +50,8 @@ def report(decodable: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 def test_each_row_has_its_counts_its_seconds_and_its_quality(report: Path) -> None:
     metrics = _metrics(report)
     for rows, new_tokens in ((metrics["rows"], 8), (metrics["short_rows"], 4)):
-        assert sorted(rows) == sorted(DECODERS)
-        for row in rows.values():
+        assert sorted(rows) == sorted(DECODERS + COMPANIONS)
+        for row in (rows[name] for name in DECODERS):
             assert row["n_rows"] == 2
             assert row["tokens"] <= 2 * new_tokens
             assert row["tokens_per_forward"] == row["tokens"] / row["forwards"]
@@ -54,6 +60,8 @@ def test_each_row_has_its_counts_its_seconds_and_its_quality(report: Path) -> No
             # Networks that have seen nothing: one writes noise, the other finds all text alike.
             assert row["twin_nats_per_token"] == pytest.approx(math.log(280), abs=0.5)
             assert row["is_repetitive"] is row["is_noise"] is False
+            assert row["speedup_over_companion"] == "not_measured"
+            assert "accepted" not in row  # nothing is drafted
         rates = {name: row["tokens_per_second"] for name, row in rows.items()}
         assert rows["fixed_16"]["speedup_over_autoregressive"] == pytest.approx(
             rates["fixed_16"] / rates["autoregressive"]
@@ -65,6 +73,56 @@ def test_each_row_has_its_counts_its_seconds_and_its_quality(report: Path) -> No
     assert sorted(path.name for path in report.iterdir()) == ["metrics.json", "samples.json"]
     assert metrics["recipe"]["rounds"] == 2
     assert metrics["machine"]["device"] == "cpu"
+
+
+def _refuse_figures(row: dict[str, Any], reason: str) -> None:
+    """A row that was not measured says so in each figure, and why."""
+    assert reason in row["reason"]
+    assert row["ended_by"] == {}
+    figures = {key: row[key] for key in row if key not in ("reason", "ended_by")}
+    assert len(figures) > 20
+    assert set(figures.values()) == {"not_measured"}
+
+
+def test_rows_of_a_companion_that_was_not_trained_say_so(report: Path) -> None:
+    metrics = _metrics(report)
+    for rows in (metrics["rows"], metrics["short_rows"]):
+        for name in COMPANIONS:
+            _refuse_figures(rows[name], "was not trained to predict the next token")
+        assert rows["verified"]["accepted_per_forward"] == "not_measured"
+        assert set(rows["companion"]) == set(rows["fixed_16"]) | {"reason"}
+
+
+def test_rows_of_a_companion_that_was_trained_are_measured(
+    decodable: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speedup_report, "has_companion", lambda diffusion: True)
+    params = load_section(decodable["params"], "eval_speedup", EvalSpeedupParams)
+    measure_speedup(
+        **{name: decodable[name] for name in PLACES},
+        out=tmp_path / "report",
+        params=params.model_copy(update={"draft_steps": 2}),
+        track=untracked,
+    )
+    metrics = _metrics(tmp_path / "report")
+    for rows in (metrics["rows"], metrics["short_rows"]):
+        assert sorted(rows) == sorted(DECODERS + COMPANIONS)
+        rates = {name: row["tokens_per_second"] for name, row in rows.items()}
+        verified = rows["verified"]
+        for other in ("autoregressive", "companion"):
+            assert verified[f"speedup_over_{other}"] == pytest.approx(
+                rates["verified"] / rates[other]
+            )
+        for name in COMPANIONS:
+            assert "reason" not in rows[name]
+            assert rows[name]["twin_nats_per_token"] == pytest.approx(math.log(280), abs=0.5)
+        assert verified["verifications"] > 0
+        for share in ("forward", "verification"):
+            assert verified[f"accepted_per_{share}"] == verified["accepted"] / verified[f"{share}s"]
+        assert verified["accepted"] + verified["verifications"] >= verified["tokens"] - 2
+    assert (metrics["recipe"]["draft_steps"], metrics["recipe"]["draft_temperature"]) == (2, 0.8)
+    written = json.loads((tmp_path / "report" / "samples.json").read_text())["samples"]
+    assert {sample["decoder"] for sample in written} == {*DECODERS, *COMPANIONS}
 
 
 def test_samples_are_text_behind_their_prompts(decodable: dict[str, Path], report: Path) -> None:
@@ -104,6 +162,8 @@ def test_counts_need_no_checkpoint_and_are_the_same_bytes_again(
         assert row["twin_nats_per_token"] == row["is_repetitive"] == "not_measured"
         assert row["is_noise"] == "not_measured"
     assert metrics["rows"]["autoregressive"]["forwards"] == 2 * 8
+    for name in COMPANIONS:
+        _refuse_figures(metrics["rows"][name], "the weights are drawn")
 
 
 def test_missing_checkpoint_is_told_in_one_line(decodable: dict[str, Path], tmp_path: Path) -> None:

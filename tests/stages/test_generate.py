@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
+from canvaslm.evaluation import continuation
 from canvaslm.evaluation.continuation import Pieces, continue_text, unshown
 from canvaslm.evaluation.speedup_params import GenerateParams
-from canvaslm.params import load_section
+from canvaslm.params import load_section, read_yaml
 from canvaslm.sampling.evidence import Cavity, Posterior
+from canvaslm.sampling.request import Generated
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "canvas window"
@@ -72,6 +75,48 @@ def test_objective_of_the_checkpoint_chooses_the_decoder(decodable: dict[str, Pa
         assert (len(made.ids), made.canvases) == (6, canvases)
 
 
+def test_drafts_are_verified_where_the_params_say_so(
+    decodable: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuation, "has_companion", lambda diffusion: True)
+    params = load_section(decodable["params"], "generate", GenerateParams)
+
+    def make(objective: str, **changes: object) -> Generated:
+        return continue_text(
+            PROMPT,
+            checkpoint=decodable[objective],
+            tokenizer=decodable["tokenizer"],
+            new_tokens=6,
+            params=params.model_copy(update={"mode": "verified", **changes}),
+        ).made
+
+    made = make("diffusion")
+    assert (len(made.ids), made.verifications) == (6, made.canvases)
+    assert made.verifications > 0
+    # The companion's own argmax, whatever is drafted and however.
+    greedy = [
+        make("diffusion", start_temperature=0.0, draft_steps=steps, draft_temperature=temperature)
+        for steps in (1, 2)
+        for temperature in (0.0, 1.0)
+    ]
+    assert len({tuple(row.ids) for row in greedy}) == 1
+    assert make("autoregressive").verifications == 0  # the twin has no canvases
+
+
+def test_drafts_that_nothing_can_verify_are_refused_in_one_line(
+    decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    content = read_yaml(decodable["params"])
+    content["generate"] |= {"mode": "verified"}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(content, file)
+    places = {**decodable, "params": tmp_path / "params.yaml"}
+    done = _run(places, f"--prompt={PROMPT}", f"--checkpoint={decodable['diffusion']}")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.strip().splitlines()
+    assert "generate.mode: expected canvas: nothing verifies drafts of this checkpoint" in line
+
+
 def test_seed_decides_the_text(decodable: dict[str, Path]) -> None:
     for objective in ("diffusion", "autoregressive"):
         first, again, other = (_continue(decodable, objective, seed=seed) for seed in (1, 1, 2))
@@ -112,7 +157,7 @@ def test_watching_shows_the_text_grow_and_ends_with_what_is_printed(
 ) -> None:
     shown: list[Pieces] = []
     params = load_section(decodable["params"], "generate", GenerateParams)
-    continuation = continue_text(
+    told = continue_text(
         PROMPT,
         checkpoint=decodable["diffusion"],
         tokenizer=decodable["tokenizer"],
@@ -125,7 +170,7 @@ def test_watching_shows_the_text_grow_and_ends_with_what_is_printed(
     assert any(not decided for _, decided in shown[0][1:])
     assert all(decided for _, decided in shown[-1])
     assert shown[-1][0][0] != shown[0][0][0]  # the first canvas joined what is finished
-    assert "".join(text for text, _ in shown[-1]) == PROMPT + continuation.text
+    assert "".join(text for text, _ in shown[-1]) == PROMPT + told.text
 
 
 def test_prompt_is_cut_to_whole_canvases_and_told_so_under_block_mask(
@@ -136,14 +181,14 @@ def test_prompt_is_cut_to_whole_canvases_and_told_so_under_block_mask(
     data = read_state(decodable["diffusion"]).identity.data.model_dump()
     ids = Tokenizer.load(decodable["tokenizer"]).encode(PROMPT)
     assert len(ids) % 4
-    continuation = continue_text(
+    told = continue_text(
         PROMPT,
         checkpoint=save_decodable("diffusion", data, clean_mask="block"),
         tokenizer=decodable["tokenizer"],
         new_tokens=4,
         params=load_section(decodable["params"], "generate", GenerateParams),
     )
-    assert PROMPT.endswith(continuation.prompt)
+    assert PROMPT.endswith(told.prompt)
     assert f"its first {len(ids) % 4} of {len(ids)} tokens are not read" in caplog.text
 
 

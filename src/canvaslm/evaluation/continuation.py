@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from canvaslm.checkpoint import load_model
-from canvaslm.checkpoint_state import read_state
+from canvaslm.checkpoint_state import Identity, read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.device import pick_device
 from canvaslm.errors import InputError
+from canvaslm.evaluation.contestant import has_companion
+from canvaslm.evaluation.decoders import EVIDENCES
 from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.model.backbone import Backbone
 from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota, UnchangedOrStronger
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
-from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
+from canvaslm.sampling.drafting import Drafter
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import MeanEntropy, Never, StableAndConfident, Stopping
+from canvaslm.sampling.verified import VerifiedSampler
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ def continue_text(
     params: GenerateParams,
     show: Show = unshown,
 ) -> Continuation:
-    """Continue a prompt: canvas by canvas, or token by token where the checkpoint is the twin's.
+    """Continue a prompt: by canvases, or token by token where the checkpoint is the twin's.
 
     Args:
         prompt: any text, also none.
@@ -56,11 +59,11 @@ def continue_text(
         new_tokens: tokens asked for; ``None`` goes on to the end of the trained window.
         params: rules, temperatures, seed.
         show: is given the text after each step, in pieces that are decided (``True``) or not; a
-            twin's text is never shown before it is whole.
+            twin's text, and one that is verified, is never shown before it is whole.
 
     Raises:
-        InputError: the checkpoint is not whole, the tokenizer is another one, or prompt and answer
-            do not fit in the trained window.
+        InputError: the checkpoint is not whole, the tokenizer is another one, prompt and answer do
+            not fit in the trained window, or there is no law that could verify drafts.
     """
     identity = read_state(checkpoint).identity
     text = matching_tokenizer(tokenizer, identity.data.tokenizer_sha256)
@@ -73,6 +76,9 @@ def continue_text(
             bos_id=text.eot_id,
             eot_id=text.eot_id,
         )
+    elif params.mode == "verified":
+        _refuse_without_companion(identity, checkpoint)
+        sampler = _verified_sampler(model, params, eot_id=text.eot_id)
     else:
         view = _View(ids, text.decode, show)
         sampler = _canvas_sampler(model, params, eot_id=text.eot_id, on_step=view.draw)
@@ -105,30 +111,61 @@ def _canvas_sampler(
     on_step: Callable[[CanvasStep], None],
 ) -> CanvasSampler:
     """Put a sampler together from the rules that the section names."""
-    acceptances: dict[str, Acceptance] = {
-        "unchanged_or_stronger": UnchangedOrStronger(),
-        "entropy_bound": EntropyBound(bound=params.entropy_bound),
-        "quota": Quota(threshold=params.quota_threshold),
-    }
     threshold, patience = params.stop_entropy, params.stop_patience
     stoppings: dict[str, Stopping] = {
         "never": Never(),
         "mean_entropy": MeanEntropy(threshold=threshold, patience=patience),
         "stable_and_confident": StableAndConfident(threshold=threshold, patience=patience),
     }
-    evidences: dict[str, Evidence] = {"posterior": Posterior(), "cavity": Cavity()}
     return CanvasSampler(
         model=model,
-        acceptance=acceptances[params.acceptance],
+        acceptance=_acceptance(params),
         stopping=stoppings[params.stopping],
         denoise_steps=params.denoise_steps,
         start_temperature=params.start_temperature,
         end_temperature=params.end_temperature,
         eot_id=eot_id,
         vocab_chunk=params.vocab_chunk,
-        evidence=evidences[params.evidence],
+        evidence=EVIDENCES[params.evidence],
         on_step=on_step,
     )
+
+
+def _verified_sampler(model: Backbone, params: GenerateParams, *, eot_id: int) -> VerifiedSampler:
+    """Put a sampler together whose drafts are verified."""
+    drafter = Drafter(
+        model=model,
+        acceptance=_acceptance(params),
+        evidence=EVIDENCES[params.evidence],
+        steps=params.draft_steps,
+        temperature=params.draft_temperature,
+        vocab_chunk=params.vocab_chunk,
+    )
+    return VerifiedSampler(
+        drafter=drafter, temperature=params.start_temperature, bos_id=eot_id, eot_id=eot_id
+    )
+
+
+def _acceptance(params: GenerateParams) -> Acceptance:
+    """The rule that the section names."""
+    rules: dict[str, Acceptance] = {
+        "unchanged_or_stronger": UnchangedOrStronger(),
+        "entropy_bound": EntropyBound(bound=params.entropy_bound),
+        "quota": Quota(threshold=params.quota_threshold),
+    }
+    return rules[params.acceptance]
+
+
+def _refuse_without_companion(identity: Identity, checkpoint: Path) -> None:
+    """Raise where the clean stream was not trained to give the law that is to be followed."""
+    if identity.diffusion is None or not has_companion(identity.diffusion):
+        raise InputError(
+            "params.yaml:generate.mode",
+            expected="canvas: nothing verifies drafts of this checkpoint",
+            got="verified",
+            fix=f"set generate.mode: canvas, or name another checkpoint than {checkpoint}, whose "
+            "clean stream was trained to predict the next token",
+        )
 
 
 def _whole_canvases(ids: list[int], model: Backbone) -> list[int]:

@@ -1,17 +1,16 @@
 """How much faster is denoising canvases than drawing tokens, and is what comes out still text?
 
-Four decoders continue the same held-out prompts: two fixed schedules of 16 and 32 steps, one that
-stops by itself within 32, and the twin, token by token. Forwards are counted, seconds are taken in
-interleaved rounds, and beside each speed stands the quality of what was written at that speed,
-since a count of forwards is the same whatever the weights are.
+Several decoders (:mod:`canvaslm.evaluation.decoders`) continue the same held-out prompts. Forwards
+are counted, seconds are taken in interleaved rounds, and beside each speed stands the quality of
+what was written at that speed, since a count of forwards is the same whatever the weights are.
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from canvaslm.evaluation.decoders import TOKEN_BY_TOKEN, Decoder
 from canvaslm.evaluation.sample_quality import (
     SampleQuality,
     judge_samples,
@@ -24,27 +23,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.randomness import stream
 from canvaslm.reporting.progress import Track
 from canvaslm.reporting.verdict import Verdict
-from canvaslm.sampling.acceptance import EntropyBound
-from canvaslm.sampling.autoregressive import AutoregressiveSampler
-from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
 from canvaslm.sampling.request import Generated
-from canvaslm.sampling.sampler import CanvasSampler
-from canvaslm.sampling.stopping import Never, StableAndConfident, Stopping
-
-
-class Decoder(Protocol):
-    """Whatever continues prompts."""
-
-    @property
-    def model(self) -> Backbone:
-        """The network that it runs."""
-        ...
-
-    def generate(
-        self, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int | None, seeds: Sequence[int]
-    ) -> list[Generated]:
-        """Answer each prompt."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +71,8 @@ class SpeedupRow:
         tokens_per_forward: tokens over forwards.
         tokens_per_forward_after_prompt: the same without prefill and without what it yields: the
             twin draws its first token from the prefill, a canvas starts after it.
+        verifications: forwards that verified drafts; 0 where nothing is drafted.
+        accepted: drafted tokens that passed and are among those that came.
         ended_by: how many prompts ended for which reason.
         timing: seconds of all prompts together; ``None`` where not measured.
         tokens_per_second: by the median round.
@@ -110,6 +91,8 @@ class SpeedupRow:
     batch_forwards: int
     tokens_per_forward: float
     tokens_per_forward_after_prompt: float
+    verifications: int
+    accepted: int
     ended_by: dict[str, int]
     timing: Timing | None = None
     quality: SampleQuality | None = None
@@ -121,52 +104,15 @@ class SpeedupRow:
         """Tokens over the seconds of the median round."""
         return None if self.timing is None else self.tokens / self.timing.median_s
 
+    @property
+    def accepted_per_forward(self) -> float | None:
+        """Drafted tokens that passed over all forwards; ``None`` where nothing is drafted."""
+        return self.accepted / self.forwards if self.verifications else None
 
-def build_decoders(
-    denoiser: Backbone,
-    twin: Backbone,
-    params: EvalSpeedupParams,
-    *,
-    eot_id: int | None,
-    bos_id: int,
-) -> dict[str, Decoder]:
-    """Set up the four decoders, by the name of their row.
-
-    Args:
-        denoiser: the diffusion model.
-        twin: the autoregressive model.
-        params: rules and temperatures.
-        eot_id: the id that ends a text; ``None`` where a text has no end.
-        bos_id: the id before every window of the twin.
-    """
-
-    evidences: dict[str, Evidence] = {"posterior": Posterior(), "cavity": Cavity()}
-
-    def canvases(steps: int, stopping: Stopping) -> CanvasSampler:
-        return CanvasSampler(
-            model=denoiser,
-            acceptance=EntropyBound(bound=params.entropy_bound),
-            stopping=stopping,
-            denoise_steps=steps,
-            start_temperature=params.start_temperature,
-            end_temperature=params.end_temperature,
-            eot_id=eot_id,
-            vocab_chunk=params.vocab_chunk,
-            evidence=evidences[params.evidence],
-        )
-
-    sure = StableAndConfident(threshold=params.stop_entropy, patience=params.stop_patience)
-    return {
-        "fixed_16": canvases(16, Never()),
-        "fixed_32": canvases(32, Never()),
-        "adaptive_32": canvases(32, sure),
-        "autoregressive": AutoregressiveSampler(
-            model=twin,
-            temperature=params.autoregressive_temperature,
-            bos_id=bos_id,
-            eot_id=eot_id,
-        ),
-    }
+    @property
+    def accepted_per_verification(self) -> float | None:
+        """Drafted tokens that passed in a round; ``None`` where nothing is drafted."""
+        return self.accepted / self.verifications if self.verifications else None
 
 
 def count_rows(
@@ -248,7 +194,7 @@ def _fastest_in_words(rows: Mapping[str, SpeedupRow]) -> str:
     """What the comparison came to; how fast is fast enough is for the reader."""
     twin = rows.get("autoregressive")
     base = twin and twin.tokens_per_second
-    rates = {x: row.tokens_per_second for x, row in rows.items() if x != "autoregressive"}
+    rates = {x: row.tokens_per_second for x, row in rows.items() if x not in TOKEN_BY_TOKEN}
     timed = {name: rate for name, rate in rates.items() if rate}
     if not base or not timed:
         return "speed was not measured"
@@ -288,5 +234,7 @@ def _counted(made: list[Generated], new_tokens: int, counter: ForwardCounter) ->
         batch_forwards=counter.forwards,
         tokens_per_forward=tokens / forwards,
         tokens_per_forward_after_prompt=(tokens - by_prefill) / after if after else 0.0,
+        verifications=sum(row.verifications for row in made),
+        accepted=sum(row.accepted for row in made),
         ended_by=dict(Counter(row.reason for row in made)),
     )

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from canvaslm.params import Params
 
+_DRAFT_STEPS = "forwards that draft a canvas"
+_DRAFT_TEMPERATURE = "temperature of drafted tokens; 0: the most probable ones"
 _EVIDENCE = "which noisy tokens are evidence: all (posterior), or those accepted (cavity)"
 
 
@@ -31,7 +33,11 @@ class EvalSpeedupParams(Params):
     evidence: Literal["posterior", "cavity"] = Field(description=_EVIDENCE)
     start_temperature: float = Field(ge=0, description="temperature of a canvas's first step")
     end_temperature: float = Field(ge=0, description="temperature of a canvas's last step")
-    autoregressive_temperature: float = Field(ge=0, description="temperature of the twin's tokens")
+    autoregressive_temperature: float = Field(
+        ge=0, description="temperature of the twin's tokens, and of the law that verifies drafts"
+    )
+    draft_steps: int = Field(ge=1, description="verified row: " + _DRAFT_STEPS)
+    draft_temperature: float = Field(ge=0, description="verified row: " + _DRAFT_TEMPERATURE)
     min_diversity_share: float = Field(
         ge=0,
         le=1,
@@ -51,6 +57,10 @@ class GenerateParams(Params):
 
     seed: int = Field(ge=0, description="seed of the sample")
     device: str = Field(description="auto, cpu or cuda")
+    mode: Literal["canvas", "verified"] = Field(
+        description="whether canvases are the text, or drafts that the clean stream's next-token "
+        "law verifies, which takes a checkpoint that was trained for it"
+    )
     acceptance: Literal["unchanged_or_stronger", "entropy_bound", "quota"] = Field(
         description="which positions keep their token after a step"
     )
@@ -69,9 +79,13 @@ class GenerateParams(Params):
     denoise_steps: int = Field(ge=1, description="the most steps that a canvas takes")
     evidence: Literal["posterior", "cavity"] = Field(description=_EVIDENCE)
     start_temperature: float = Field(
-        ge=0, description="temperature of a canvas's first step, and of the twin's tokens"
+        ge=0,
+        description="temperature of a canvas's first step, of the twin's tokens, and of the law "
+        "that verifies drafts",
     )
     end_temperature: float = Field(ge=0, description="temperature of a canvas's last step")
+    draft_steps: int = Field(ge=1, description="verified: " + _DRAFT_STEPS)
+    draft_temperature: float = Field(ge=0, description="verified: " + _DRAFT_TEMPERATURE)
     vocab_chunk: int = Field(
         ge=1, description="vocabulary entries of one product of a step's head; changes no value"
     )

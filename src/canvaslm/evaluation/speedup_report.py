@@ -2,7 +2,8 @@
 
 ``metrics.json`` holds the rows of two comparisons, one of ``new_tokens`` and one of
 ``short_new_tokens``, the held-out figures beside them, the recipe, and a verdict on the first.
-``samples.json`` is the text behind them.
+``samples.json`` is the text behind them. A row that could not be measured stands there all the
+same, and says why.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.corpus.windows import Windows
 from canvaslm.device import describe_machine, pick_device
 from canvaslm.errors import InputError
-from canvaslm.evaluation.contestant import load_contestant, refuse_other_window
+from canvaslm.evaluation.contestant import has_companion, load_contestant, refuse_other_window
 from canvaslm.evaluation.continuation import matching_tokenizer
+from canvaslm.evaluation.decoders import (
+    Decoder,
+    build_companion_decoders,
+    build_decoders,
+)
 from canvaslm.evaluation.sample_quality import SampleQuality, judge_samples
 from canvaslm.evaluation.speedup import (
-    Decoder,
     SpeedupRow,
     Task,
-    build_decoders,
     count_rows,
     judge_rows,
     time_rows,
@@ -51,6 +55,9 @@ _COUNTS = (
     "tokens_per_forward",
     "tokens_per_forward_after_prompt",
 )
+_OF_DRAFTS = ("verifications", "accepted", "accepted_per_forward", "accepted_per_verification")
+_UNTRAINED = "the checkpoint's clean stream was not trained to predict the next token"
+_DRAWN = "the weights are drawn, and how many drafted tokens pass depends on the weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,8 @@ def measure_speedup(
     decoders = build_decoders(
         denoiser.model.to(device), judge, params, eot_id=eot_id, bos_id=eot_id
     )
+    if has_companion(denoiser.diffusion):
+        decoders |= build_companion_decoders(denoiser.model, params, eot_id=eot_id, bos_id=eot_id)
     windows = _held_out_windows(shards, denoiser.layout, params)
     comparisons = [
         _compare(decoders, judge, windows, n_tokens, eot_id=eot_id, params=params, track=track)
@@ -110,7 +119,7 @@ def measure_speedup(
         "diffusion_training": denoiser.training,
         "machine": describe_machine(device),
     }
-    _write(out, comparisons, setting)
+    _write(out, comparisons, setting, why_missing=_UNTRAINED)
     write_json(out / "samples.json", {"samples": _texts(comparisons, text)})
 
 
@@ -158,7 +167,7 @@ def count_speedup(
         comparisons.append(_Comparison(task=task, rows=rows, samples=samples, held_out=None))
     prompts = "held_out" if has_shards else "drawn"
     recipe = _recipe(params, prompts=prompts, weights="drawn")
-    _write(out, comparisons, {"recipe": recipe, "machine": _NOT_MEASURED})
+    _write(out, comparisons, {"recipe": recipe, "machine": _NOT_MEASURED}, why_missing=_DRAWN)
     write_json(out / "samples.json", {"samples": _NOT_MEASURED})
 
 
@@ -243,15 +252,11 @@ def _recipe(params: EvalSpeedupParams, *, prompts: str, weights: str) -> dict[st
     return params.model_dump(exclude={"device"}) | more
 
 
-def _write(out: Path, comparisons: list[_Comparison], setting: dict[str, Any]) -> None:
-    """Write ``metrics.json``."""
-    main, short = (
-        {
-            name: _figures(row, comparison.rows["autoregressive"])
-            for name, row in comparison.rows.items()
-        }
-        for comparison in comparisons
-    )
+def _write(
+    out: Path, comparisons: list[_Comparison], setting: dict[str, Any], *, why_missing: str
+) -> None:
+    """Write ``metrics.json``; a decoder of a companion that there is not has a reason."""
+    main, short = (_all_figures(comparison.rows, why_missing) for comparison in comparisons)
     verdict, reason = verdict_of(comparisons[0].rows)
     metrics = setting | {
         "rows": main,
@@ -264,10 +269,23 @@ def _write(out: Path, comparisons: list[_Comparison], setting: dict[str, Any]) -
     write_json(out / "metrics.json", metrics)
 
 
-def _figures(row: SpeedupRow, twin: SpeedupRow) -> dict[str, Any]:
+def _all_figures(rows: dict[str, SpeedupRow], why_missing: str) -> dict[str, dict[str, Any]]:
+    """Every row as figures, those that were not measured included."""
+    found = {name: _figures(row, rows) for name, row in rows.items()}
+    keys = [key for key in found["autoregressive"] if key != "ended_by"]
+    told = {"ended_by": {}, "reason": why_missing}
+    missing = {
+        "verified": dict.fromkeys((*keys, *_OF_DRAFTS), _NOT_MEASURED) | told,
+        "companion": dict.fromkeys(keys, _NOT_MEASURED) | told,
+    }
+    return missing | found
+
+
+def _figures(row: SpeedupRow, rows: dict[str, SpeedupRow]) -> dict[str, Any]:
     """One row as figures; whatever was not measured says so."""
-    figures: dict[str, Any] = {name: getattr(row, name) for name in _COUNTS}
-    timing, rate, twin_rate = row.timing, row.tokens_per_second, twin.tokens_per_second
+    names = (*_COUNTS, *_OF_DRAFTS) if row.verifications else _COUNTS
+    figures: dict[str, Any] = {name: getattr(row, name) for name in names}
+    timing, rate = row.timing, row.tokens_per_second
     seconds = {
         "median_s": timing and timing.median_s,
         "fastest_s": timing and timing.fastest_s,
@@ -275,13 +293,20 @@ def _figures(row: SpeedupRow, twin: SpeedupRow) -> dict[str, Any]:
         "tokens_per_second": rate,
         "tokens_per_second_slowest": timing and row.tokens / timing.slowest_s,
         "tokens_per_second_fastest": timing and row.tokens / timing.fastest_s,
-        "speedup_over_autoregressive": rate / twin_rate if rate and twin_rate else None,
+        "speedup_over_autoregressive": _over(rate, rows.get("autoregressive")),
+        "speedup_over_companion": _over(rate, rows.get("companion")),
     }
     figures |= seconds | {"is_repetitive": row.is_repetitive, "is_noise": row.is_noise}
     quality = _quality(row.quality)
     figures |= {key: quality[key] for key in quality if key not in ("n_tokens", "n_samples")}
     figures = {key: _NOT_MEASURED if value is None else value for key, value in figures.items()}
     return figures | {"ended_by": row.ended_by}
+
+
+def _over(rate: float | None, other: SpeedupRow | None) -> float | None:
+    """A speed in multiples of another's; ``None`` where one of the two was not measured."""
+    base = other and other.tokens_per_second
+    return rate / base if rate and base else None
 
 
 def _quality(quality: SampleQuality | None) -> dict[str, Any]:

@@ -140,6 +140,49 @@ class Backbone(nn.Module):
 
         return self._denoise(noisy, times, guess, has_guess, context.start, attend)
 
+    @torch.no_grad()
+    def encode_and_denoise(
+        self, ids: Tensor, noisy: Tensor, times: Tensor | None, *, cache: KVCache
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`encode` a few tokens and :meth:`denoise` the canvas behind them, in one forward.
+
+        The canvas sees the tokens, which see nothing of it; their keys and values are appended to
+        the cache, and its own are not. The canvas is shown no guess.
+
+        Args:
+            ids: (B, S) int64, clean tokens that continue the cache.
+            noisy: (B, L) int64, one canvas behind them.
+            times: (B, 1) float in [0, 1]; ignored without a time input.
+            cache: a prefix.
+
+        Returns:
+            Hidden states of the tokens (B, S, D) and of the canvas (B, L, D).
+
+        Raises:
+            InputError: as :meth:`encode`.
+        """
+        S, L = ids.shape[1], self.layout.canvas_tokens
+        assert noisy.shape[1] == L, "behind a cache there is one canvas"
+        self._open(cache, S)
+        x = self.embedding(torch.cat((ids, noisy), dim=1))
+        if self.time_embedding is not None:
+            assert times is not None, "a network with a time input needs times"
+            clean_time, canvas_time = self.time_embedding(
+                torch.cat((torch.zeros_like(times), times), dim=1)
+            ).split(1, dim=1)
+            x = x + torch.cat((clean_time.expand(-1, S, -1), canvas_time.expand(-1, L, -1)), dim=1)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.append(layer, k, v)
+            read = self._attend_clean(q[:, :, :S], keys[:, :, :-L], values[:, :, :-L])
+            return torch.cat((read, full_attention(q[:, :, S:], keys, values)), dim=2)
+
+        packed = cache.pack(self)
+        run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
+        hidden = self.final_norm(run(x, cache.start, attend)[0])
+        cache.advance(S)
+        return hidden[:, :S], hidden[:, S:]
+
     def denoise_one_stream(
         self,
         noisy: Tensor,

@@ -157,6 +157,11 @@ class KVCache:
         """Count the tokens that every layer has been given."""
         self._length += n_tokens
 
+    def cut(self, length: int) -> None:
+        """Forget the tokens from ``length`` on; those before them stay as they are."""
+        assert length <= self._length, f"{length} of {self._length} tokens cannot be kept"
+        self._length = length
+
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only the rows of the batch that ``rows`` (int64 or bool) selects."""
         self._keys = self._keys[:, rows]

@@ -29,6 +29,7 @@ _DAMAGE = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError
            ValueError, csv.Error)  # fmt: skip
 _SPEED_COLUMNS = (
     ("tokens/forward", "tokens_per_forward", ".2f"),
+    ("accepted/forward", "accepted_per_forward", ".2f"),
     ("tokens/s", "tokens_per_second", ".1f"),
     ("× the twin", "speedup_over_autoregressive", ".2f"),
     ("nats/token by the twin", "twin_nats_per_token", ".3f"),
@@ -213,12 +214,12 @@ def _tiles(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _fastest(metrics: Mapping[str, Any]) -> float | None:
-    """The best speed of a canvas decoder, in multiples of the twin's."""
+    """The best speed of a decoder with canvases, in multiples of the twin's."""
     rows = look_up(metrics, "eval_speedup.rows")
     speedups = [
         look_up(row, "speedup_over_autoregressive")
         for name, row in (rows.items() if isinstance(rows, Mapping) else ())
-        if name != "autoregressive"
+        if name not in ("autoregressive", "companion")  # these go token by token
     ]
     return max((x for x in speedups if isinstance(x, float)), default=None)
 

@@ -1,12 +1,14 @@
-"""How does the twin continue a prompt, token by token?
+"""How does a next-token model continue a prompt, token by token?
 
 The twin was trained on windows that begin with the end-of-text id: position 0 is always that id
-and the prompt follows. The prompt is read once; every further token takes one forward over one
+and the prompt follows. A denoiser's clean stream was not: it reads the prompt as it is, and the id
+where there is none. The prompt is read once; every further token takes one forward over one
 position against the cache.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,16 +35,19 @@ class AutoregressiveSampler:
     """Draws one token a forward behind a prompt.
 
     Args:
-        model: a backbone trained with the next-token objective.
+        model: a backbone that was trained to predict the next token.
         temperature: τ ≥ 0; 0 takes the argmax and draws nothing.
         bos_id: the id that stands before every window in training, the end-of-text id.
         eot_id: the id that ends a text; ``None`` where a text has no end.
+        bos: where ``bos_id`` is read: before every prompt, as the twin was trained, or as a prompt
+            that is empty.
     """
 
     model: Backbone
     temperature: float
     bos_id: int
     eot_id: int | None
+    bos: Literal["always", "if_empty"] = "always"
 
     def generate(
         self, prompt_ids: Prompts, max_new_tokens: int | None, seeds: Sequence[int]
@@ -60,8 +65,9 @@ class AutoregressiveSampler:
         """Fill the rows of one group."""
         live, n_tokens = group.rows, group.limit.n_tokens
         cache = KVCache.for_model(self.model, len(live), group.prompts.shape[1] + n_tokens)
-        given = functional.pad(group.prompts, (1, 0), value=self.bos_id)
-        given = given.to(self.model.head_weight.device)
+        given = group.prompts.to(self.model.head_weight.device)
+        if self.bos == "always" or given.shape[1] == 0:
+            given = functional.pad(given, (1, 0), value=self.bos_id)
         uniforms = self._uniforms(group).to(given.device)
         for number in range(n_tokens):
             hidden = self.model.encode(given, cache=cache).hidden[:, -1]

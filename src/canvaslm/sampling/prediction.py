@@ -8,8 +8,11 @@ number is used, and the rules read softmax(logits): the limit τ → 0 would tel
 is certain of everything.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,6 +96,23 @@ def draw(logits: Tensor, *, temperature: float, uniforms: Tensor) -> tuple[Tenso
     return _invert_cumulated(cumulated, uniforms), cumulated[:, -1].isfinite()
 
 
+def law_of(logits: Tensor, *, temperature: float) -> Tensor:
+    """What is drawn from at a temperature: softmax(logits/τ), all on the argmax where τ is 0.
+
+    Args:
+        logits: (..., V), any float dtype.
+        temperature: τ ≥ 0.
+
+    Returns:
+        (..., V) float64; NaN throughout where a logit is not finite.
+    """
+    if temperature:
+        return shaped_probabilities(logits, temperature=temperature)
+    certain = torch.zeros_like(logits, dtype=torch.float64)
+    certain.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return certain.masked_fill_(~logits.amax(-1, keepdim=True).isfinite(), math.nan)
+
+
 def shaped_probabilities(logits: Tensor, *, temperature: float) -> Tensor:
     """softmax(logits/τ) over the last dimension in float64; softmax(logits) where τ is 0."""
     return torch.softmax(logits.double() / (temperature or 1.0), -1)
@@ -112,6 +132,19 @@ def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
         ids (...) int64 in 0..V-1.
     """
     return _invert_cumulated(probabilities.cumsum(-1), uniforms)
+
+
+def uniform_ids(
+    draws: Sequence[np.random.Generator], n_ids: int, vocab_size: int, device: torch.device
+) -> Tensor:
+    """Fresh noise (B, n_ids) int64: real ids, each row from its own generator."""
+    rows = np.stack([generator.integers(vocab_size, size=n_ids) for generator in draws])
+    return torch.from_numpy(rows).to(device)
+
+
+def uniform_numbers(draws: Sequence[np.random.Generator], n: int, device: torch.device) -> Tensor:
+    """Numbers in [0, 1), (B, n) float64, each row from its own generator."""
+    return torch.from_numpy(np.stack([draw.random(n) for draw in draws])).to(device)
 
 
 def temperature_at(step: int, *, n_steps: int, start: float, end: float) -> float:

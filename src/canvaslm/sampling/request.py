@@ -1,6 +1,6 @@
 """What was asked of a sampler, and what came back?
 
-Both samplers share this contract: prompts of any lengths, one seed for each, and a number of
+All samplers share this contract: prompts of any lengths, one seed for each, and a number of
 tokens that is met exactly unless the text ends before. Prompt and answer together fit in the
 window that the model was trained on; nobody knows what it does beyond.
 """
@@ -34,6 +34,8 @@ class Generated:
         encoding_forwards: those of them that wrote to the cache, the prompt's included.
         token_forwards: positions of this row that went through the network, over all forwards.
         canvases: canvases denoised; 0 where text is made token by token.
+        verifications: forwards that verified drafted tokens; 0 where nothing is drafted.
+        accepted: drafted tokens that passed and are part of ``ids``.
     """
 
     ids: list[int]
@@ -43,6 +45,8 @@ class Generated:
     encoding_forwards: int
     token_forwards: int
     canvases: int
+    verifications: int
+    accepted: int
 
 
 @dataclass(kw_only=True)
@@ -58,6 +62,8 @@ class Row:
     encoding_forwards: int = 0
     canvases: int = 0
     token_forwards: int = 0
+    verifications: int = 0
+    accepted: int = 0
 
     def count_forward(self, tokens: int) -> None:
         """Note one forward over ``tokens`` positions."""
@@ -96,6 +102,8 @@ class Row:
             encoding_forwards=self.encoding_forwards,
             token_forwards=self.token_forwards,
             canvases=self.canvases,
+            verifications=self.verifications,
+            accepted=self.accepted,
         )
 
 

@@ -24,7 +24,12 @@ from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance
 from canvaslm.sampling.evidence import Evidence, Posterior
 from canvaslm.sampling.one_pass import Asked, answer
-from canvaslm.sampling.prediction import Prediction, temperature_at
+from canvaslm.sampling.prediction import (
+    Prediction,
+    temperature_at,
+    uniform_ids,
+    uniform_numbers,
+)
 from canvaslm.sampling.request import (
     Generated,
     Group,
@@ -276,7 +281,7 @@ class _Canvas:
         shape = (len(rows), model.layout.canvas_tokens)
         device = model.head_weight.device
         noise = [stream(row.seed, "renoise", canvas) for row in rows]
-        noisy = _uniform_ids(noise, shape[1], model.layout.vocab_size, device)
+        noisy = uniform_ids(noise, shape[1], model.layout.vocab_size, device)
         return cls(
             rows=list(rows),
             draws=[stream(row.seed, "sample", canvas) for row in rows],
@@ -300,8 +305,7 @@ class _Canvas:
 
     def uniforms(self) -> Tensor:
         """One number in [0, 1) for each position, (B', L) float64."""
-        numbers = np.stack([draw.random(self.noisy.shape[1]) for draw in self.draws])
-        return torch.from_numpy(numbers).to(self.noisy.device)
+        return uniform_numbers(self.draws, self.noisy.shape[1], self.noisy.device)
 
     def drop_not_finite(self, now: Prediction) -> Prediction:
         """End the rows whose numbers are not finite; they keep what they had before."""
@@ -325,7 +329,7 @@ class _Canvas:
 
     def renoise(self, vocab_size: int) -> None:
         """Draw anew, uniformly, wherever nothing was accepted."""
-        noise = _uniform_ids(self.noise, self.noisy.shape[1], vocab_size, self.noisy.device)
+        noise = uniform_ids(self.noise, self.noisy.shape[1], vocab_size, self.noisy.device)
         self.noisy = torch.where(self.accepted, self.tokens, noise)
 
     def seen(self, canvas: int, now: Prediction, is_done: Tensor) -> CanvasStep:
@@ -380,11 +384,3 @@ def _skip_accepted(asked: Asked, state: _Canvas, step: int, n_steps: int) -> Pre
     for name in ("candidates", "argmax", "confidence", "entropy"):
         getattr(now, name)[is_open] = getattr(found, name)[0]
     return now
-
-
-def _uniform_ids(
-    noise: list[np.random.Generator], n_ids: int, vocab_size: int, device: torch.device
-) -> Tensor:
-    """(B', n_ids) real ids, each row from its own generator."""
-    rows = np.stack([generator.integers(vocab_size, size=n_ids) for generator in noise])
-    return torch.from_numpy(rows).to(device)
