@@ -50,11 +50,13 @@ def test_closed_form_counts_what_the_network_holds(
 
 
 def test_twin_differs_only_in_time_guess_and_mask(tiny_params: ModelParams) -> None:
-    changes = {"clean_mask": "block", "self_conditioning_form": "gated", "tied": False}
+    changes = {"clean_mask": "block", "self_conditioning_form": "gated", "likelihood_bias": True}
     params = tiny_params.model_copy(update=changes)
     twin = params.twin()
     assert (twin.time_width, twin.self_conditioning, twin.clean_mask) == (0, "off", "causal")
     rest = {"time_width", "self_conditioning", "self_conditioning_form", "clean_mask"}
+    rest.add("likelihood_bias")
+    assert not twin.likelihood_bias
     assert twin.model_dump(exclude=rest) == params.model_dump(exclude=rest)
 
 

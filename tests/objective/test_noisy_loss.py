@@ -1,5 +1,6 @@
 """What noisy positions cost: all or the changed ones, with the known evidence, or by the bound."""
 
+import dataclasses
 import math
 
 import pytest
@@ -15,7 +16,7 @@ from shapes import tiny_diffusion
 V, D, N = 11, 6, 4
 
 
-def draw(n_times: int = N) -> tuple[Denoised, Tensor]:
+def draw(n_times: int = N, *, is_cavity: bool = False) -> tuple[Denoised, Tensor]:
     """Positions at every time, some of them clean, and a head, in float64."""
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(3, 10, D, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -24,7 +25,9 @@ def draw(n_times: int = N) -> tuple[Denoised, Tensor]:
     times = torch.arange(30).view(3, 10) % (n_times + 1)
     is_kept = torch.rand(3, 10, generator=generator) < 0.5
     noisy = torch.where(is_kept | (times == 0), clean, other)
-    return Denoised(hidden=hidden, noisy=noisy, clean=clean, times=times), weight
+    return Denoised(
+        hidden=hidden, noisy=noisy, clean=clean, times=times, is_cavity=is_cavity
+    ), weight
 
 
 def biased(denoised: Denoised, weight: Tensor, n_times: int = N) -> Tensor:
@@ -47,7 +50,7 @@ def expected(
     if diffusion.loss == "changed":
         counted = counted & (denoised.noisy != denoised.clean)
     logits = denoised.hidden @ weight.T
-    if diffusion.likelihood_bias:
+    if denoised.is_cavity:
         logits = biased(denoised, weight)
     if diffusion.loss == "bound":
         times = denoised.times.clamp(min=1)
@@ -62,8 +65,8 @@ def expected(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("loss", ["plain", "changed", "bound"])
 def test_each_loss_and_its_gradients_are_those_of_all_logits(loss: str, bias: bool) -> None:
-    diffusion = tiny_diffusion(loss=loss, likelihood_bias=bias)
-    denoised, weight = draw()
+    diffusion = tiny_diffusion(loss=loss)
+    denoised, weight = draw(is_cavity=bias)
     each, counted = expected(denoised, weight, diffusion)
     due = each[counted].sum()
     got = noisy_loss(denoised, weight, diffusion=diffusion, vocab_chunk=4)
@@ -78,8 +81,8 @@ def test_each_loss_and_its_gradients_are_those_of_all_logits(loss: str, bias: bo
 
 
 def test_clean_positions_pull_at_nothing() -> None:
-    for changes in ({}, {"loss": "changed"}, {"loss": "bound"}, {"likelihood_bias": True}):
-        denoised, weight = draw()
+    for changes in ({}, {"loss": "changed"}, {"loss": "bound"}, {"is_cavity": True}):
+        denoised, weight = draw(is_cavity=changes.pop("is_cavity", False))
         diffusion = tiny_diffusion(**changes)
         nats = noisy_loss(denoised, weight, diffusion=diffusion, vocab_chunk=4).nats
         (pull,) = torch.autograd.grad(nats, denoised.hidden)
@@ -95,9 +98,9 @@ def test_under_the_bias_a_network_that_knows_nothing_copies_as_much_as_it_should
         noisy=denoised.noisy,
         clean=denoised.clean,
         times=denoised.times,
+        is_cavity=True,
     )
-    diffusion = tiny_diffusion(likelihood_bias=True)
-    got = noisy_loss(blank, weight, diffusion=diffusion, vocab_chunk=4)
+    got = noisy_loss(blank, weight, diffusion=tiny_diffusion(), vocab_chunk=4)
     due = 0.0
     for t, noisy, clean in zip(
         *(x.flatten().tolist() for x in (blank.times, blank.noisy, blank.clean)), strict=True
@@ -110,14 +113,9 @@ def test_under_the_bias_a_network_that_knows_nothing_copies_as_much_as_it_should
 
 
 def test_continuous_times_give_the_same_loss_where_they_agree() -> None:
-    denoised, weight = draw()
-    real = Denoised(
-        hidden=denoised.hidden,
-        noisy=denoised.noisy,
-        clean=denoised.clean,
-        times=denoised.times / N,
-    )
-    for changes in ({}, {"loss": "changed"}, {"likelihood_bias": True}):
+    for is_cavity, changes in ((False, {}), (False, {"loss": "changed"}), (True, {})):
+        denoised, weight = draw(is_cavity=is_cavity)
+        real = dataclasses.replace(denoised, times=denoised.times / N)
         both = [
             noisy_loss(x, weight, diffusion=tiny_diffusion(train_times=n, **changes), vocab_chunk=4)
             for x, n in ((denoised, N), (real, None))
@@ -149,8 +147,9 @@ def test_the_mean_of_the_bound_loss_over_all_times_is_the_bound() -> None:
                 noisy=torch.tensor([[noisy]]),
                 clean=torch.tensor([[clean]]),
                 times=torch.tensor([[t]]),
+                is_cavity=True,
             )
-            diffusion = tiny_diffusion(loss="bound", likelihood_bias=True)
+            diffusion = tiny_diffusion(loss="bound")
             nats = noisy_loss(one, weight, diffusion=diffusion, vocab_chunk=4).nats
             total += chance * float(nats) / N
     assert total == pytest.approx(-float(cavity[clean]), rel=1e-12)

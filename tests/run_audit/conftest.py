@@ -36,8 +36,9 @@ KINDS: dict[str, dict[str, Any]] = {
                "diffusion": {"first_phase": "next_token", "first_phase_share": 0.5,
                              "next_token_weight": 0.5, "time_draw": "spread",
                              "train_times": None}},
-    "biased": {"diffusion": {"first_phase": "noisy", "first_phase_share": 0.5,
-                             "likelihood_bias": True, "loss": "changed"}},
+    "biased": {"model": {"likelihood_bias": True},
+               "diffusion": {"first_phase": "noisy", "first_phase_share": 0.5,
+                             "loss": "changed"}},
     "bound": {"diffusion": {"loss": "bound", "time_draw": "middle"}},
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ def _params(**changes: object) -> ModelParams:
         "norm_eps": 1e-5,
         "self_conditioning": "off",
         "self_conditioning_form": "linear",
+        "likelihood_bias": False,
         "tied": True,
         "clean_mask": "causal",
         "vocab_multiple": 1,

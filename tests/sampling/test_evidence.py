@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import cavity_logits
+from canvaslm.diffusion.bound import cavity_logits, own_evidence
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
-from canvaslm.sampling.evidence import Cavity, Evidence, Posterior
+from canvaslm.sampling.evidence import Cavity, Evidence, Posterior, excess
 from canvaslm.sampling.prediction import Prediction, invert
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import Never
@@ -51,8 +51,8 @@ def test_cavity_leaves_what_the_others_say_where_nothing_is_accepted(n_times: in
         logits = torch.from_numpy(posteriors).log() + 1.5
         for flags in itertools.product([False, True], repeat=length):
             accepted = torch.tensor(flags).expand(noisy.shape)
-            excess = Cavity().excess(accepted, t=t, n_times=n_times, vocab_size=vocab_size)
-            weighed = weigh(logits, noisy, excess)
+            amount = Cavity().excess(accepted, t=t, n_times=n_times, vocab_size=vocab_size)
+            weighed = weigh(logits, noisy, amount)
             for place, is_accepted in enumerate(flags):
                 expected = posteriors[:, place] if is_accepted else others[place]
                 got = weighed[:, place].softmax(-1).numpy()
@@ -64,9 +64,9 @@ def test_excess_is_what_the_bound_takes_off() -> None:
     noisy = torch.tensor([[0, 1, 2, 3], [4, 0, 4, 2]])
     nowhere = torch.zeros(2, 4, dtype=torch.bool)
     for t in (1, 3, 4):
-        excess = Cavity().excess(nowhere, t=t, n_times=4, vocab_size=5)
+        amount = Cavity().excess(nowhere, t=t, n_times=4, vocab_size=5)
         expected = cavity_logits(logits, noisy, t=t, n_times=4)
-        assert (weigh(logits, noisy, excess) - expected).abs().max() < 1e-14
+        assert (weigh(logits, noisy, amount) - expected).abs().max() < 1e-14
 
 
 def test_there_is_nothing_to_take_off_a_posterior_or_out_of_pure_noise() -> None:
@@ -74,9 +74,9 @@ def test_there_is_nothing_to_take_off_a_posterior_or_out_of_pure_noise() -> None
     assert Posterior().excess(nowhere, t=1, n_times=4, vocab_size=5) is None
     for n_times in (1, 16):
         assert Cavity().excess(nowhere, t=n_times, n_times=n_times, vocab_size=5) is None
-    excess = Cavity().excess(~nowhere, t=1, n_times=16, vocab_size=5)
-    assert excess is not None
-    assert excess.count_nonzero() == 0  # an accepted token is evidence
+    amount = Cavity().excess(~nowhere, t=1, n_times=16, vocab_size=5)
+    assert amount is not None
+    assert amount.count_nonzero() == 0  # an accepted token is evidence
 
 
 class _LastStepAll:
@@ -123,3 +123,22 @@ def test_only_without_its_evidence_is_noise_drawn_from_the_context(
         uniforms = [torch.from_numpy(draws.random(length)) for _ in range(n_steps)][-1]
         expected = invert(torch.from_numpy(law).expand(length, 4), uniforms)
         assert torch.equal(states[-1].tokens[row], expected) is is_exact
+
+
+@pytest.mark.parametrize("rule", [Cavity(), Posterior()])
+def test_a_network_that_gives_the_cavity_is_read_as_one_that_gives_the_posterior(
+    opinionated, tiny_layout, rule: Evidence
+) -> None:
+    """The logits that a rule is shown differ by what the network lacks, and by nothing else."""
+    accepted = torch.tensor([[True, False, True, False]])
+    plain, cavity = (opinionated(tiny_layout, likelihood_bias=bias) for bias in (False, True))
+    V = tiny_layout.vocab_size
+    for t in (1, 2, 3, 4):
+        lacking = own_evidence(t, n_times=4, vocab_size=V)
+        taken, given = (
+            excess(rule, accepted, t=t, n_times=4, model=model) for model in (plain, cavity)
+        )
+        taken = torch.zeros(1, 4, dtype=torch.float64) if taken is None else taken
+        given = torch.zeros(1, 4, dtype=torch.float64) if given is None else given
+        torch.testing.assert_close(given, taken - lacking, rtol=1e-12, atol=0)
+    assert excess(Posterior(), accepted, t=2, n_times=4, model=plain) is None

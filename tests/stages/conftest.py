@@ -13,7 +13,7 @@ import torch
 from ruamel.yaml import YAML
 
 from canvaslm.checkpoint import save_checkpoint
-from canvaslm.checkpoint_state import Progress
+from canvaslm.checkpoint_state import Progress, read_state
 from canvaslm.corpus.shards import PackParams, pack_shards
 from canvaslm.corpus.tokenizer import Tokenizer, TokenizerParams, train_tokenizer
 from canvaslm.layout import Layout
@@ -70,7 +70,9 @@ def _documents(folder: Path) -> list[str]:
 def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Save a network that has seen nothing as pretrain would."""
 
-    def save(objective: str, data: dict[str, Any], **changes: Any) -> Path:
+    def save(
+        objective: str, data: dict[str, Any], *, next_token_weight: float = 0.0, **changes: Any
+    ) -> Path:
         values = read_yaml(ROOT / "configs" / "base.yaml")["model"] | SHAPE | changes
         params, layout = ModelParams.model_validate(values), Layout.model_validate(LAYOUT)
         params = params.twin() if objective == "autoregressive" else params
@@ -97,7 +99,7 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
                 "objective": objective,
                 "layout": layout.model_dump(),
                 "model": params.model_dump(),
-                "diffusion": tiny_diffusion().model_dump(),
+                "diffusion": tiny_diffusion(next_token_weight=next_token_weight).model_dump(),
                 "pretrain": {"steps": 4, "windows_per_step": 2},
                 "data": data,
                 "code": "c",
@@ -145,3 +147,10 @@ def decodable(
         "diffusion": save_decodable("diffusion", data),
         "params": root / "params.yaml",
     }
+
+
+@pytest.fixture(scope="session")
+def companion(decodable: dict[str, Path], save_decodable: Callable[..., Path]) -> Path:
+    """A diffusion checkpoint whose clean stream learned the next token."""
+    data = read_state(decodable["diffusion"]).identity.data.model_dump()
+    return save_decodable("diffusion", data, next_token_weight=1.0)

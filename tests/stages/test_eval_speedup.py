@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from canvaslm.evaluation import speedup_report
 from canvaslm.evaluation.speedup_params import EvalSpeedupParams
 from canvaslm.evaluation.speedup_report import measure_speedup
 from canvaslm.params import load_section, read_yaml
@@ -94,12 +93,11 @@ def test_rows_of_a_companion_that_was_not_trained_say_so(report: Path) -> None:
 
 
 def test_rows_of_a_companion_that_was_trained_are_measured(
-    decodable: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decodable: dict[str, Path], companion: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(speedup_report, "has_companion", lambda diffusion: True)
     params = load_section(decodable["params"], "eval_speedup", EvalSpeedupParams)
     measure_speedup(
-        **{name: decodable[name] for name in PLACES},
+        **{name: decodable[name] for name in PLACES} | {"diffusion": companion},
         out=tmp_path / "report",
         params=params.model_copy(update={"draft_steps": 2}),
         track=untracked,

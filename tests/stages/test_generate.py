@@ -13,7 +13,6 @@ from ruamel.yaml import YAML
 from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
-from canvaslm.evaluation import continuation
 from canvaslm.evaluation.continuation import Pieces, continue_text, unshown
 from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.params import load_section, read_yaml
@@ -76,26 +75,27 @@ def test_objective_of_the_checkpoint_chooses_the_decoder(decodable: dict[str, Pa
 
 
 def test_drafts_are_verified_where_the_params_say_so(
-    decodable: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    decodable: dict[str, Path], companion: Path
 ) -> None:
-    monkeypatch.setattr(continuation, "has_companion", lambda diffusion: True)
     params = load_section(decodable["params"], "generate", GenerateParams)
+
+    places = decodable | {"companion": companion}
 
     def make(objective: str, **changes: object) -> Generated:
         return continue_text(
             PROMPT,
-            checkpoint=decodable[objective],
+            checkpoint=places[objective],
             tokenizer=decodable["tokenizer"],
             new_tokens=6,
             params=params.model_copy(update={"mode": "verified", **changes}),
         ).made
 
-    made = make("diffusion")
+    made = make("companion")
     assert (len(made.ids), made.verifications) == (6, made.canvases)
     assert made.verifications > 0
     # The companion's own argmax, whatever is drafted and however.
     greedy = [
-        make("diffusion", start_temperature=0.0, draft_steps=steps, draft_temperature=temperature)
+        make("companion", start_temperature=0.0, draft_steps=steps, draft_temperature=temperature)
         for steps in (1, 2)
         for temperature in (0.0, 1.0)
     ]

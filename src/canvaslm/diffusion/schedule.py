@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from canvaslm.errors import InputError
-from canvaslm.params import Params, Switch
+from canvaslm.params import Params
 
 if TYPE_CHECKING:  # stages that never need torch read DiffusionParams from here
     from torch import Tensor
@@ -40,10 +40,6 @@ class DiffusionParams(Params):
     loss: Literal["plain", "changed", "bound"] = Field(
         description="what is learned: the clean token at every position (plain), at those whose "
         "token was drawn anew (changed), or the step of the likelihood bound (bound)"
-    )
-    likelihood_bias: Switch = Field(
-        description="whether the known evidence of the noisy token is added to its logit, so that "
-        "the network gives the cavity, or is left to the network to learn"
     )
     next_token_weight: float = Field(
         ge=0,

@@ -12,17 +12,6 @@ from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone
 
 
-def has_companion(diffusion: DiffusionParams) -> bool:
-    """Whether the clean stream was trained to predict the next token, beside the canvases.
-
-    Args:
-        diffusion: what the identity of a checkpoint says of its training; no such training is one
-            of its knobs yet.
-    """
-    del diffusion
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
     """A trained model and where it comes from.

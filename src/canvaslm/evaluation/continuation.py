@@ -10,7 +10,6 @@ from canvaslm.checkpoint_state import Identity, read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.device import pick_device
 from canvaslm.errors import InputError
-from canvaslm.evaluation.contestant import has_companion
 from canvaslm.evaluation.decoders import EVIDENCES
 from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.model.backbone import Backbone
@@ -158,7 +157,7 @@ def _acceptance(params: GenerateParams) -> Acceptance:
 
 def _refuse_without_companion(identity: Identity, checkpoint: Path) -> None:
     """Raise where the clean stream was not trained to give the law that is to be followed."""
-    if identity.diffusion is None or not has_companion(identity.diffusion):
+    if identity.diffusion is None or not identity.diffusion.learns_next_token:
         raise InputError(
             "params.yaml:generate.mode",
             expected="canvas: nothing verifies drafts of this checkpoint",

@@ -17,7 +17,7 @@ from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.corpus.windows import Windows
 from canvaslm.device import describe_machine, pick_device
 from canvaslm.errors import InputError
-from canvaslm.evaluation.contestant import has_companion, load_contestant, refuse_other_window
+from canvaslm.evaluation.contestant import load_contestant, refuse_other_window
 from canvaslm.evaluation.continuation import matching_tokenizer
 from canvaslm.evaluation.decoders import (
     Decoder,
@@ -106,7 +106,7 @@ def measure_speedup(
     decoders = build_decoders(
         denoiser.model.to(device), judge, params, eot_id=eot_id, bos_id=eot_id
     )
-    if has_companion(denoiser.diffusion):
+    if denoiser.diffusion.learns_next_token:
         decoders |= build_companion_decoders(denoiser.model, params, eot_id=eot_id, bos_id=eot_id)
     windows = _held_out_windows(shards, denoiser.layout, params)
     comparisons = [

@@ -30,6 +30,10 @@ class ModelParams(Params):
     self_conditioning_form: Literal["linear", "gated"] = Field(
         description="what a guess passes on its way: one matrix, or a gated layer of width D"
     )
+    likelihood_bias: Switch = Field(
+        description="whether the known evidence of the noisy token is added to its logit, so that "
+        "the network gives the cavity, or is left to the network to learn"
+    )
     tied: Switch = Field(description="whether the head is the token table")
     clean_mask: Literal["causal", "block"] = Field(
         description="what a clean token may see: itself and earlier tokens, or its whole canvas too"
@@ -53,6 +57,7 @@ class ModelParams(Params):
             "self_conditioning": "off",
             "self_conditioning_form": "linear",
             "clean_mask": "causal",
+            "likelihood_bias": False,
         }
         return self.model_copy(update=changes)
 

@@ -114,6 +114,7 @@ class Denoising:
                 noisy=noisy.ids,
                 clean=windows,
                 times=noisy.times.repeat_interleave(self.layout.canvas_tokens, dim=1),
+                is_cavity=model.params.likelihood_bias,
             ),
             model.head_weight,
             diffusion=self.diffusion,

@@ -30,12 +30,14 @@ class Denoised:
         noisy: (B, T) int64, what the network read.
         clean: (B, T) int64, what stood there.
         times: (B, T), the time of each position in 0..N; 0 carries no loss.
+        is_cavity: whether the logits lack the evidence of the noisy token (``likelihood_bias``).
     """
 
     hidden: Tensor
     noisy: Tensor
     clean: Tensor
     times: Tensor
+    is_cavity: bool
 
 
 def noisy_loss(
@@ -46,7 +48,7 @@ def noisy_loss(
     Args:
         denoised: the passes.
         weight: (V, D) the head.
-        diffusion: which loss, and whether the evidence of the noisy token is added.
+        diffusion: which loss.
         vocab_chunk: vocabulary entries whose logits exist at one time; changes no value.
     """
     carries = denoised.times > 0
@@ -55,7 +57,7 @@ def noisy_loss(
     n_targets = int(carries.sum())
     if diffusion.loss == "bound":
         nats = _bound_nats(denoised, carries, weight, diffusion)
-    elif diffusion.likelihood_bias:
+    elif denoised.is_cavity:
         nats = _biased_nats(denoised, carries, weight, diffusion, vocab_chunk)
     else:
         nats = chunked_cross_entropy(
@@ -105,7 +107,9 @@ def _bound_nats(
     )
     nats = denoised.hidden.new_zeros((), dtype=torch.float64)
     for rows in zip(*(x.split(_ROWS) for x in columns), strict=True):
-        part = checkpoint(_step_nats, *rows, weight, diffusion, use_reentrant=False)
+        part = checkpoint(
+            _step_nats, *rows, weight, diffusion, denoised.is_cavity, use_reentrant=False
+        )
         assert isinstance(part, Tensor)
         nats = nats + part
     return nats * diffusion.train_times
@@ -118,10 +122,11 @@ def _step_nats(
     times: Tensor,
     weight: Tensor,
     diffusion: DiffusionParams,
+    is_cavity: bool,
 ) -> Tensor:
     """The steps of the bound of some positions (M, D), summed, with all logits in memory."""
     logits = functional.linear(hidden, weight)
-    if diffusion.likelihood_bias:
+    if is_cavity:
         evidence = token_evidence(times, diffusion.n_times, len(weight))
         logits = logits.double().scatter_add(-1, noisy[:, None], evidence[:, None])
     return step_nats(logits, noisy, clean, t=times, n_times=diffusion.n_times).sum()

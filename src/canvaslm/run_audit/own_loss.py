@@ -22,6 +22,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import Encoded
 from canvaslm.randomness import stream
 from canvaslm.run_audit.subject import Subject
+from canvaslm.training.plan import Recipe
 
 _ROWS = 256  # positions whose logits are in memory in float64 at once
 
@@ -52,7 +53,7 @@ def own_loss(subject: Subject, model: Backbone, window: Tensor, number: int) -> 
     """
     with torch.no_grad():
         read = _read(subject, model, window, number)
-        return _own_nats(read, model.head_weight, subject.recipe.diffusion)
+        return _own_nats(read, model.head_weight, subject.recipe)
 
 
 def uniform_loss(subject: Subject, model: Backbone, window: Tensor, number: int) -> OwnLoss:
@@ -60,7 +61,7 @@ def uniform_loss(subject: Subject, model: Backbone, window: Tensor, number: int)
     with torch.no_grad():
         read = _read(subject, model, window, number)
         nothing = dataclasses.replace(read, hidden=torch.zeros_like(read.hidden))
-        return _own_nats(nothing, model.head_weight, subject.recipe.diffusion)
+        return _own_nats(nothing, model.head_weight, subject.recipe)
 
 
 def own_companion(subject: Subject, model: Backbone, window: Tensor, number: int) -> float:
@@ -185,8 +186,9 @@ def _embedded_posterior(hidden: Tensor, model: Backbone) -> Tensor:
     return torch.cat(parts).to(hidden.dtype)
 
 
-def _own_nats(read: _Read, head: Tensor, diffusion: DiffusionParams | None) -> OwnLoss:
+def _own_nats(read: _Read, head: Tensor, recipe: Recipe) -> OwnLoss:
     """What the positions cost, by the loss that the run was given."""
+    diffusion = recipe.diffusion
     if diffusion is None or read.noisy is None:
         return _nats(read.hidden, head, read.targets)
     assert read.shares is not None
@@ -194,7 +196,7 @@ def _own_nats(read: _Read, head: Tensor, diffusion: DiffusionParams | None) -> O
     columns = (read.hidden, read.targets, read.noisy, read.shares)
     for hidden, targets, noisy, shares in zip(*(x.split(_ROWS) for x in columns), strict=True):
         logits = hidden.double() @ rows.T  # (n, V)
-        if diffusion.likelihood_bias:
+        if recipe.model.likelihood_bias:
             logits = logits + _likelihood(noisy, shares, logits.shape[-1]).log()
         posterior = logits.softmax(-1)
         if diffusion.loss == "bound":

@@ -16,7 +16,7 @@ from torch import Tensor
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.sampling.acceptance import Acceptance
-from canvaslm.sampling.evidence import Evidence
+from canvaslm.sampling.evidence import Evidence, excess
 from canvaslm.sampling.one_pass import Asked, answer
 from canvaslm.sampling.prediction import (
     Prediction,
@@ -121,11 +121,8 @@ class Drafter:
         )
 
     def _excess(self, accepted: Tensor, step: int) -> Tensor | None:
-        return self.evidence.excess(
-            accepted,
-            t=self.steps - step,
-            n_times=self.steps,
-            vocab_size=self.model.layout.vocab_size,
+        return excess(
+            self.evidence, accepted, t=self.steps - step, n_times=self.steps, model=self.model
         )
 
     def _asked(
@@ -163,10 +160,10 @@ class Drafter:
         """(B, L, V) at the last step, less what the noisy tokens are no evidence of."""
         head = cache.head(self.model)
         logits = hidden.to(head.dtype) @ head
-        excess = self._excess(accepted, self.steps - 1)
-        if excess is None:
+        amount = self._excess(accepted, self.steps - 1)
+        if amount is None:
             return logits
-        return logits.scatter_add_(-1, noisy[..., None], -excess[..., None].to(logits.dtype))
+        return logits.scatter_add_(-1, noisy[..., None], -amount[..., None].to(logits.dtype))
 
     def _drawn(self, law: Tensor, draws: Sequence[np.random.Generator]) -> Tensor:
         """(B, L) tokens of a law (B, L, V)."""

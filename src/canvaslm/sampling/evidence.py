@@ -10,16 +10,18 @@ weight leans towards noise, more so the lower the time is.
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from canvaslm.diffusion.bound import own_evidence
+from canvaslm.model.backbone import Backbone
 
 
 class Evidence(Protocol):
     """One question: what is the noisy token of a position evidence of?"""
 
     def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
-        """How much the network's logit of the noisy token has too much of.
+        """How much too much a posterior's logit of the noisy token has.
 
         Args:
             accepted: (B, L) bool, where the noisy token is an accepted one; elsewhere it is a
@@ -55,3 +57,31 @@ class Cavity:
         """As :meth:`Evidence.excess`."""
         amount = own_evidence(t, n_times=n_times, vocab_size=vocab_size)
         return None if amount == 0.0 else (~accepted).double().mul_(amount)
+
+
+def excess(
+    rule: Evidence, accepted: Tensor, *, t: int, n_times: int, model: Backbone
+) -> Tensor | None:
+    """What comes off a network's logit of the noisy token, so that the rule holds.
+
+    A network under the likelihood bias gives the cavity: what its logits lack is added first.
+
+    Args:
+        rule: what the noisy tokens are evidence of.
+        accepted: (B, L) bool.
+        t: the time of the step, in 1..N.
+        n_times: the number of steps, N.
+        model: the network.
+
+    Returns:
+        (B, L) float64, negative where evidence is added; ``None`` where there is nothing to do.
+    """
+    vocab_size = model.layout.vocab_size
+    too_much = rule.excess(accepted, t=t, n_times=n_times, vocab_size=vocab_size)
+    if not model.params.likelihood_bias:
+        return too_much
+    lacking = own_evidence(t, n_times=n_times, vocab_size=vocab_size)
+    if lacking == 0.0:
+        return too_much
+    found = accepted.new_zeros(accepted.shape, dtype=torch.float64)
+    return (found if too_much is None else too_much) - lacking

@@ -37,7 +37,8 @@ class Asked:
         hidden: (B, L, D), final hidden states.
         head: (D, V), so that ``hidden @ head`` are the logits.
         noisy: (B, L) int64, what the network read; ``None`` where it read no noise.
-        excess: (B, L) float64, what comes off the logit of the noisy token; ``None``: nothing.
+        excess: (B, L) float64, what comes off the logit of the noisy token, or goes onto it
+            where it is negative; ``None``: nothing.
         temperature: τ ≥ 0.
         uniforms: (B, L) float64 in [0, 1); ``None`` exactly when τ is 0.
         vocab_chunk: words of one product; changes no value.

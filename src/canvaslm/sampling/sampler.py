@@ -22,7 +22,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance
-from canvaslm.sampling.evidence import Evidence, Posterior
+from canvaslm.sampling.evidence import Evidence, Posterior, excess
 from canvaslm.sampling.one_pass import Asked, answer
 from canvaslm.sampling.prediction import (
     Prediction,
@@ -220,11 +220,12 @@ class CanvasSampler:
         temperature = temperature_at(
             step, n_steps=self.denoise_steps, start=self.start_temperature, end=self.end_temperature
         )
-        excess = self.evidence.excess(
+        too_much = excess(
+            self.evidence,
             state.accepted,
             t=self.denoise_steps - step,
             n_times=self.denoise_steps,
-            vocab_size=self.model.layout.vocab_size,
+            model=self.model,
         )
         shows_guess = self.model.params.self_conditioning != "off"
         is_last = step == self.denoise_steps - 1
@@ -232,7 +233,7 @@ class CanvasSampler:
             hidden=hidden,
             head=cache.head(self.model),
             noisy=state.noisy,
-            excess=excess,
+            excess=too_much,
             temperature=temperature,
             uniforms=state.uniforms() if temperature else None,
             vocab_chunk=self.vocab_chunk,
