@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from canvaslm.ablation.arms import find_arms, find_trials
+from canvaslm.ablation.arms import Arm, find_arms, find_trials
 from canvaslm.ablation.comparison import AXES, Against, Axis, Result, compare
 from canvaslm.ablation.interval import ESTIMATOR, Interval
 from canvaslm.ablation.picture import draw
@@ -47,9 +47,9 @@ def tabulate(root: Path, spec: Spec) -> dict[str, Result]:
     folder = report_folder(root, spec)
     results = compare(spec, rows, read_seconds(root, spec, folder))
     values = {name: _value(arm.params, spec.varies) for name, arm in arms.items()}
-    told = _conclusions(spec, results, values, rows)
+    told = _conclusions(spec, results, arms, rows)
     contents = {
-        "metrics.json": to_json(_metrics(spec, rows, results, told)),
+        "metrics.json": to_json(_metrics(spec, rows, results, arms, told)),
         "arms.csv": _as_csv(spec, results),
         "table.md": _as_page(spec, results, values, told),
         "arms.svg": draw(spec, results),
@@ -59,21 +59,23 @@ def tabulate(root: Path, spec: Spec) -> dict[str, Result]:
 
 
 def _conclusions(
-    spec: Spec, results: Mapping[str, Result], values: Mapping[str, Value], rows: Sequence[Row]
+    spec: Spec, results: Mapping[str, Result], arms: Mapping[str, Arm], rows: Sequence[Row]
 ) -> dict[str, str]:
     """The narrow conclusion about each arm that is judged."""
     n_documents = len(rows[0].tokens) if rows[0].documents is not None else None
     over = f"{len(spec.seeds)} seed{'s' if len(spec.seeds) > 1 else ''}"
     over += f" and {n_documents} held-out documents" if n_documents else ""
-    base = json.dumps(values[spec.baseline])
+    base = json.dumps(_value(arms[spec.baseline].params, spec.varies))
     margin = spec.decision.paired_interval_excludes
     told = {}
     for name, result in results.items():
         if result.judgement is None:
             continue
         parts = "; ".join(f"at equal {_AT[axis]} {_tell(result.against[axis])}" for axis in AXES)
+        value = json.dumps(_value(arms[name].params, spec.varies))
+        followed = {key: x for key, x in arms[name].changes.items() if key in spec.follows}
         told[name] = (
-            f"`{spec.varies}: {json.dumps(values[name])}` against `{base}` "
+            f"`{spec.varies}: {value}`{_listed(followed)} against `{base}` "
             f"{_MEANS[result.judgement]}. {spec.measure.key}, difference with its "
             f"{100 * spec.decision.confidence:g} % interval: {parts}. A difference counts where "
             f"the interval lies beyond {margin:g} on all three. This is so for profile "
@@ -85,7 +87,11 @@ def _conclusions(
 
 
 def _metrics(
-    spec: Spec, rows: Sequence[Row], results: Mapping[str, Result], told: Mapping[str, str]
+    spec: Spec,
+    rows: Sequence[Row],
+    results: Mapping[str, Result],
+    arms: Mapping[str, Arm],
+    told: Mapping[str, str],
 ) -> dict[str, Any]:
     stated = spec.model_dump(
         include={"id", "question", "hypothesis", "profile", "overrides", "varies", "baseline",
@@ -100,6 +106,7 @@ def _metrics(
         "experiments": {row.trial.name: row.rev for row in rows},
         "arms": {
             name: {
+                "changes": arms[name].changes,
                 "mean": result.mean,
                 "spread_over_seeds": result.spread if len(spec.seeds) > 1 else "not_measured",
                 "by_seed": dict(zip(map(str, spec.seeds), result.by_seed, strict=True)),

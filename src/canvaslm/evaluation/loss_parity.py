@@ -191,14 +191,10 @@ def _write(result: LossParity, contestants: dict[str, Contestant], out: Path) ->
     metrics = result.metrics()
     for name, contestant in contestants.items():
         metrics[name] |= contestant.training
-    totals = result.totals
-    tables = (
-        ("by_time", TimeRow, totals.by_time),
-        ("by_document", DocumentRow, totals.by_document),
-    )
-    for name, kind, rows in tables:
+    for name, kind in (("by_time", TimeRow), ("by_document", DocumentRow)):
         columns = [field.name for field in dataclasses.fields(kind)]
-        write_csv(out / f"{name}.csv", columns, map(dataclasses.astuple, rows))
+        rows = [dataclasses.astuple(row) for row in getattr(result.totals, name)]
+        write_csv(out / f"{name}.csv", columns, rows)
     write_json(out / "metrics.json", metrics)
 
 
