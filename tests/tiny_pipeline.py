@@ -17,7 +17,7 @@ from canvaslm.params import read_yaml
 from canvaslm.reporting.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 100.0
+LIMIT_S = 300.0
 
 _START = """
 import hashlib, json, os, sys, time
