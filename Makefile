@@ -8,7 +8,7 @@ SETUP := .venv/.ready
 PEERS := .venv/.bench-ready
 BENCHES := loss attention step breakdown decode trace startup roofline
 
-.PHONY: help setup check test repro verdicts doctor profile knobs measured bench bench-pipeline bench-check performance kill-test mend clean forget
+.PHONY: help setup check test repro verdicts doctor profile knobs measured ablate bench bench-pipeline bench-check performance kill-test mend clean forget
 
 help: ## show what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -49,6 +49,10 @@ knobs: $(SETUP) ## write docs/knobs.md from the models of params.yaml
 
 measured: $(SETUP) ## copy the figures of reports/ into docs/measured/, where the docs cite them
 	python stages/take_snapshot.py
+
+ablate: $(SETUP) ## run what an ablation still lacks, and write its table: make ablate ID=name
+	python stages/mend.py
+	python stages/ablate.py --id $(ID)
 
 $(PEERS): $(SETUP) # what the benches compare with
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -324,8 +324,10 @@ def test_batch_size_and_vocabulary_chunk_change_no_value_of_a_real_model() -> No
         for field in ("twin", "bound"):
             expected, got = vars(getattr(whole.totals, field)), vars(getattr(part.totals, field))
             assert got == pytest.approx(expected, rel=1e-12)
-        for row, other in zip(part.totals.by_time, whole.totals.by_time, strict=True):
-            assert vars(row) == pytest.approx(vars(other), rel=1e-12)
+        for table in ("by_time", "by_document"):
+            rows, others = getattr(part.totals, table), getattr(whole.totals, table)
+            for row, other in zip(rows, others, strict=True):
+                assert vars(row) == pytest.approx(vars(other), rel=1e-12)
 
 
 def test_evaluating_twice_gives_equal_figures() -> None:

@@ -16,6 +16,7 @@ from canvaslm.params import read_yaml
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {  # stages/ that no pipeline runs
     "door",
+    "ablate",
     "check_floor",
     "clear_runs",
     "compose_profile",

@@ -174,7 +174,7 @@ def test_an_empty_record_tells_nothing(record: Record, lock: dict[str, Any]) -> 
 
 def test_only_the_reports_of_the_pipeline_are_read(tmp_path: Path) -> None:
     """A run that a user sent to a folder of its own under reports/ is no verdict."""
-    for place in ("docs_gate", "div", "pretrain/mine"):
+    for place in ("docs_gate", "div", "pretrain/mine", "ablations/mine"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "metrics.json").write_text('{"verdict": "fail"}')
     metrics, damaged = read_whole_metrics(tmp_path)

@@ -175,12 +175,22 @@ def test_stage_scores_both_checkpoints_on_the_same_tokens(
     assert [row["t"] for row in rows] == ["1", "2"]
     summed = sum(float(row["bound_nats_per_token"]) for row in rows)
     assert summed == pytest.approx(bound["bound_nats_per_token"], rel=1e-12)
+    with (tmp_path / "first" / "by_document.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tokens = sum(int(row["tokens"]) for row in rows)
+    assert (len(rows), tokens) == (metrics["n_documents"], metrics["n_tokens"])
+    for column, figure in (
+        ("twin_nats", twin["nats_per_token"]),
+        ("bound_nats", bound["bound_nats_per_token"]),
+    ):
+        total = sum(float(row[column]) for row in rows)
+        assert total / tokens == pytest.approx(figure, rel=1e-12)
 
 
 def test_evaluating_again_writes_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:
     judge(inputs, tmp_path / "first")
     judge(inputs, tmp_path / "second")
-    for name in ("metrics.json", "by_time.csv"):
+    for name in ("metrics.json", "by_time.csv", "by_document.csv"):
         first, second = (tmp_path / run / name for run in ("first", "second"))
         assert first.read_bytes() == second.read_bytes()
 

@@ -22,7 +22,7 @@ from canvaslm.corpus.windows import Windows
 from canvaslm.device import pick_device
 from canvaslm.evaluation.contestant import Contestant, load_contestant, refuse_other_window
 from canvaslm.evaluation.parity_params import EvalLossParityParams
-from canvaslm.evaluation.tally import HeldOut, Tally, TimeRow, Totals
+from canvaslm.evaluation.tally import DocumentRow, HeldOut, Tally, TimeRow, Totals
 from canvaslm.model.backbone import Backbone
 from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
@@ -32,7 +32,7 @@ from canvaslm.reporting.verdict import Verdict
 
 _TWIN_ESTIMATOR = "next-token likelihood within the window, after the end-of-text token"
 _BOUND_ESTIMATOR = "negative ELBO, clean context, every time of every canvas once, one draw each"
-_NESTED = ("twin", "bound", "by_time")
+_NESTED = ("twin", "bound", "by_time", "by_document")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,9 @@ def judge_loss_parity(
     params: EvalLossParityParams,
     track: Track,
 ) -> LossParity:
-    """Compare two checkpoints on held-out shards and write ``metrics.json`` and ``by_time.csv``.
+    """Compare two checkpoints on held-out shards and write the report.
+
+    It is ``metrics.json``, with ``by_time.csv`` and ``by_document.csv`` beside it.
 
     Args:
         shards: the folder of packed shards; its split ``val`` is scored.
@@ -189,9 +191,10 @@ def _write(result: LossParity, contestants: dict[str, Contestant], out: Path) ->
     metrics = result.metrics()
     for name, contestant in contestants.items():
         metrics[name] |= contestant.training
-    columns = [field.name for field in dataclasses.fields(TimeRow)]
-    rows = [dataclasses.astuple(row) for row in result.totals.by_time]
-    write_csv(out / "by_time.csv", columns, rows)
+    for name, kind in (("by_time", TimeRow), ("by_document", DocumentRow)):
+        columns = [field.name for field in dataclasses.fields(kind)]
+        rows = [dataclasses.astuple(row) for row in getattr(result.totals, name)]
+        write_csv(out / f"{name}.csv", columns, rows)
     write_json(out / "metrics.json", metrics)
 
 

@@ -63,6 +63,19 @@ class TimeRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DocumentRow:
+    """One held-out document, by its number within the split: what its scored tokens cost both.
+
+    Two reports on the same windows can be held against each other document by document.
+    """
+
+    document: int
+    tokens: int
+    twin_nats: float
+    bound_nats: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Totals:
     """Both models on the same tokens, and how far the bound lies above the twin's loss.
 
@@ -82,6 +95,7 @@ class Totals:
     n_documents: int
     n_text_bytes: int
     by_time: tuple[TimeRow, ...]
+    by_document: tuple[DocumentRow, ...]
 
 
 class Tally:
@@ -143,6 +157,10 @@ class Tally:
             n_documents=len(keys),
             n_text_bytes=self._text_bytes,
             by_time=self._time_rows(),
+            by_document=tuple(
+                DocumentRow(document=key, tokens=int(n), twin_nats=float(t), bound_nats=float(b))
+                for key, n, t, b in zip(keys, tokens, twin, bound, strict=True)
+            ),
         )
 
     def _score(self, nats: np.ndarray, tokens: np.ndarray) -> Score:

@@ -62,10 +62,11 @@ def _draw(name: str, bounds: Sequence[Mapping[str, Any]]) -> str:
         axes.set_xlim(0, _MOST * 1.2)
         axes.set_ylim(-0.6, len(bounds) - 0.4)
         axes.set_xlabel("share of the aim that was reached")
-        return _to_svg(figure, f"{name}: share of each aim that was reached")
+        return standalone_svg(figure, f"{name}: share of each aim that was reached")
 
 
-def _to_svg(figure: Figure, label: str) -> str:
+def standalone_svg(figure: Figure, label: str) -> str:
+    """Save a drawing that needs no page around it, without date, under a label for who reads it."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(file, format="svg", facecolor="#ffffff", metadata=nothing)

@@ -23,6 +23,7 @@ _JUDGED = (  # the reports that owe a verdict
     "pretrain.autoregressive",
     "pretrain.diffusion",
 )
+_ABLATIONS = "ablations/"
 _UNJUDGED = ("collect_documents",)  # the pipeline's other reports
 
 
@@ -86,10 +87,13 @@ def read_whole_metrics(reports: Path) -> tuple[dict[str, Any], dict[str, InputEr
 
 
 def find_foreign(reports: Path) -> list[str]:
-    """Every other ``metrics.json`` below a folder, by its path there: nobody judges it."""
+    """Every other ``metrics.json`` below a folder, by its path there: nobody judges it.
+
+    Those of ablations are committed results of their own, and no run that was sent there.
+    """
     own = {f"{place.replace('.', '/')}/metrics.json" for place in (*_JUDGED, *_UNJUDGED)}
     found = {file.relative_to(reports).as_posix() for file in reports.rglob("metrics.json")}
-    return sorted(found - own)
+    return sorted(name for name in found - own if not name.startswith(_ABLATIONS))
 
 
 def judge(
