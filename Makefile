@@ -41,7 +41,7 @@ verdicts: $(SETUP) ## print the verdicts of the reports; fails when one says fai
 doctor: $(SETUP) ## try the first test of every symptom on your own run; name the first that fails
 	python stages/doctor.py
 
-profile: $(SETUP) ## write params.yaml from a profile: make profile NAME=ci|markov|laptop|cpu_small|gpu_343m
+profile: $(SETUP) ## write params.yaml from a profile: make profile NAME=ci|markov|ablation|laptop|cpu_small|gpu_343m
 	python stages/compose_profile.py --name $(NAME)
 
 knobs: $(SETUP) ## write docs/knobs.md from the models of params.yaml

@@ -23,7 +23,7 @@ def compose_into(folder: Path, profile: str, configs: Path = ROOT / "configs") -
 
 
 def test_the_profiles_are_the_five_that_the_docs_name() -> None:
-    assert PROFILES == ["ci", "cpu_small", "gpu_343m", "laptop", "markov"]
+    assert PROFILES == ["ablation", "ci", "cpu_small", "gpu_343m", "laptop", "markov"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -71,7 +71,7 @@ def test_an_override_that_fits_no_key_is_refused(tmp_path: Path, overrides: str,
 
 
 def test_a_profile_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InputError, match="ci, cpu_small, gpu_343m, laptop, markov"):
+    with pytest.raises(InputError, match="ablation, ci, cpu_small, gpu_343m, laptop, markov"):
         composed_profile("huge", ROOT / "configs")
 
 
