@@ -8,7 +8,10 @@ from door import main, validate_params
 
 
 def compose_profile(
-    name: Annotated[str, typer.Option(help="ci, markov, ablation, laptop, cpu_small, gpu_343m or your own")],
+    name: Annotated[
+        str,
+        typer.Option(help="ci, markov, ablation, laptop, cpu_small, gpu_343m or your own"),
+    ],
     configs: Annotated[Path, typer.Option(help="where base.yaml and NAME.yaml lie")] = Path(
         "configs"
     ),
