@@ -11,8 +11,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from canvaslm.errors import InputError
+
 _LEAST_ROWS = 256  # below that a product is bound by reading the head (measured, V = 50,257)
 _BLOCK_VALUES = {"cpu": 2**19, "cuda": 2**26}  # in float32: 2 MiB, one core's cache; and 256 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNats:
+    """What the positions of one noisy pass cost, (...) float64.
+
+    Attributes:
+        bound: nats of the reverse step, a term of the bound.
+        plain: cross-entropy of the posterior, a diagnostic.
+    """
+
+    bound: Tensor
+    plain: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CavityReading:
+    """All that the bound takes from the head, at M positions.
+
+    Attributes:
+        log_x_noisy: (M,) float64 log x̂ of the noisy token.
+        log_x_clean: (M,) float64 log x̂ of the clean token.
+        log_mix: (M,) float64 S = Σ_k log(1 + ρ·x̂_k).
+        is_kept: (M,) bool, whether the noisy token is the clean one.
+        plain: (M,) float64 cross-entropy of the posterior.
+    """
+
+    log_x_noisy: Tensor
+    log_x_clean: Tensor
+    log_mix: Tensor
+    is_kept: Tensor
+    plain: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +66,32 @@ class CavityHead:
     noisy: Tensor
     evidence: Tensor
     vocab_chunk: int
+
+    def read(self, clean: Tensor, rho: Tensor) -> CavityReading:
+        """Take what the bound needs, at any kind of time, from logits that are made once.
+
+        Args:
+            clean: (M,) int64 ids of x_0.
+            rho: (M,) float64, the weight of a token in the mixture.
+
+        Raises:
+            InputError: an id lies outside 0..V-1.
+        """
+        for name, ids in (("noisy", self.noisy), ("clean", clean)):
+            _refuse_other_ids(name, ids, self.weight.shape[0])
+        normaliser, log_mix = self.sums(rho)
+        at_noisy, at_clean = self.logits_at(self.noisy), self.logits_at(clean)
+        is_kept = self.noisy == clean
+        # With the evidence put back: its logit weighs e^evidence times as much, and all of them sum
+        # to that much more. Both terms are positive, so nothing cancels.
+        more = at_noisy + self.evidence + torch.log(-torch.expm1(-self.evidence))
+        return CavityReading(
+            log_x_noisy=at_noisy - normaliser,
+            log_x_clean=at_clean - normaliser,
+            log_mix=log_mix,
+            is_kept=is_kept,
+            plain=torch.logaddexp(normaliser, more) - at_clean - self.evidence * is_kept,
+        )
 
     def sums(self, rho: Tensor) -> tuple[Tensor, Tensor]:
         """Both sums over the vocabulary that the bound needs, each (M,) float64.
@@ -83,6 +143,18 @@ class CavityHead:
         evidence = (self.evidence[block] * is_here).to(logits.dtype)
         column = local.clamp(0, logits.shape[1] - 1)
         return logits.scatter_add_(1, column[:, None], -evidence[:, None])
+
+
+def _refuse_other_ids(name: str, ids: Tensor, vocab_size: int) -> None:
+    """Raise on an id that is no token; a negative one would quietly read a row from the end."""
+    wrong = (ids < 0) | (ids >= vocab_size)
+    if bool(wrong.any()):
+        raise InputError(
+            f"{name} ids",
+            expected=f"ids in 0..{vocab_size - 1}",
+            got=str(int(ids[wrong][0])),
+            fix="check the shards with stages/audit_windows.py",
+        )
 
 
 def _exponentiate_(logits: Tensor) -> tuple[Tensor, Tensor]:
