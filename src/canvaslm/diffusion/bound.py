@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.cavity_head import CavityHead, StepNats
+from canvaslm.diffusion.cavity_head import CavityHead, CavityReading, StepNats
 from canvaslm.diffusion.schedule import clean_share
 
 
@@ -46,6 +46,11 @@ def own_evidence(t: int, *, n_times: int, vocab_size: int) -> float:
     """
     share = clean_share(t, n_times)
     return math.log((1 + (vocab_size - 1) * share) / (1 - share))
+
+
+def evidence_at(times: Tensor, *, n_times: int, vocab_size: int) -> Tensor:
+    """:func:`own_evidence` of many times (...) in 1..N, as float64 (...)."""
+    return _evidence(clean_share(times, n_times), vocab_size)
 
 
 def step_nats(
@@ -86,6 +91,7 @@ def chunked_step_nats(
     t: Tensor | int,
     n_times: int,
     vocab_chunk: int,
+    evidence: Tensor | None = None,
 ) -> StepNats:
     """:func:`step_nats` of ``hidden @ weight.T`` without a (..., V) tensor and without gradient.
 
@@ -100,23 +106,29 @@ def chunked_step_nats(
         t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
         n_times: the number of diffusion times, N.
         vocab_chunk: vocabulary entries in one product; changes no value.
+        evidence: (...) float64, what the noisy token adds to its own logit where the network was
+            told another time than ``t``; None: what it adds at ``t``.
 
     Raises:
         InputError: a time lies outside 1..N, or an id outside 0..V-1.
     """
     given = noisy.reshape(-1)
     step = _Step.at(_times_like(noisy, t).reshape(-1), n_times=n_times, vocab_size=weight.shape[0])
+    added = step.evidence if evidence is None else evidence.reshape(-1)
     head = CavityHead(
         rows=hidden.reshape(-1, hidden.shape[-1]),
         weight=weight,
         noisy=given,
-        evidence=step.evidence,
+        evidence=added,
         vocab_chunk=vocab_chunk,
     )
     seen = head.read(clean.reshape(-1), step.rho)
-    bound = step.nats(
-        seen.log_x_noisy, seen.log_x_clean, log_mix=seen.log_mix, is_kept=seen.is_kept
-    )
+    log_x_clean = seen.log_x_clean
+    if (
+        evidence is not None
+    ):  # at t = 1 the posterior is wanted, and it is not the one that was read
+        log_x_clean = torch.where(step.is_first, step.posterior(seen), log_x_clean)
+    bound = step.nats(seen.log_x_noisy, log_x_clean, log_mix=seen.log_mix, is_kept=seen.is_kept)
     return StepNats(bound=bound.reshape(noisy.shape), plain=seen.plain.reshape(noisy.shape))
 
 
@@ -194,6 +206,12 @@ class _Step:
         """Nats from the prediction at two tokens and from S = Σ_k log1p(ρ·x̂_k)."""
         divergence = self._divergence(log_x_noisy.exp(), log_x_clean.exp(), log_mix, is_kept)
         return torch.where(self.is_first, -log_x_clean, divergence)
+
+    def posterior(self, seen: CavityReading) -> Tensor:
+        """The log-posterior of the clean token at time t, from the cavity."""
+        own = _evidence(self.share_t, self.vocab_size)
+        total = torch.log1p(seen.log_x_noisy.exp() * torch.expm1(own))
+        return seen.log_x_clean + own * seen.is_kept - total
 
     def _divergence(
         self, x_noisy: Tensor, x_clean: Tensor, log_mix: Tensor, is_kept: Tensor

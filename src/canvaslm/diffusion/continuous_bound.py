@@ -58,6 +58,7 @@ def chunked_continuous_nats(
     *,
     time: Tensor | float,
     vocab_chunk: int,
+    evidence: Tensor | None = None,
 ) -> StepNats:
     """:func:`continuous_nats` of ``hidden @ weight.T`` without a (..., V) tensor or a gradient.
 
@@ -68,6 +69,8 @@ def chunked_continuous_nats(
         clean: (...) int64 ids of x_0.
         time: the time of each position, 0 < time <= 1, broadcasts to (...); at 1 the cost is 0.
         vocab_chunk: vocabulary entries in one product; changes no value.
+        evidence: (...) float64, what the noisy token adds to its own logit where the network was
+            told another time; None: what it adds at ``time``.
 
     Raises:
         InputError: a time lies outside, or an id outside 0..V-1.
@@ -85,7 +88,7 @@ def chunked_continuous_nats(
         rows=hidden.reshape(-1, hidden.shape[-1]),
         weight=weight,
         noisy=noisy.reshape(-1),
-        evidence=torch.log1p(rho),
+        evidence=torch.log1p(rho) if evidence is None else evidence.reshape(-1),
         vocab_chunk=vocab_chunk,
     )
     seen = head.read(clean.reshape(-1), rho)

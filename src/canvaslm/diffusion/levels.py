@@ -2,15 +2,21 @@
 
 At every time of a grid, or at one random time of every part of continuous time. Either way a sweep
 has as many passes as there are levels, and takes every canvas through every level once.
+
+A network knows the times that it was trained at, and no others. So it may be told the next of those
+instead of the time itself, and its softmax then is the posterior at the time that it was told: that
+is the evidence to take out. What is left is a cavity like any other, a function of the noisy tokens
+and the context, so that the bound stays one.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import chunked_step_nats
+from canvaslm.diffusion.bound import chunked_step_nats, evidence_at
 from canvaslm.diffusion.cavity_head import StepNats
 from canvaslm.diffusion.continuous_bound import chunked_continuous_nats
 from canvaslm.diffusion.corruption import Noisy, draw_continuous_pass, draw_sweep_pass
@@ -69,9 +75,11 @@ class GridLevels:
 
     Attributes:
         n_times: N.
+        told: of how many times the network is told the next one; None: the time itself.
     """
 
     n_times: int
+    told: int | None = None
 
     @property
     def n_passes(self) -> int:
@@ -91,7 +99,7 @@ class GridLevels:
     @property
     def noise_levels(self) -> str:
         """Which levels there are, in words."""
-        return f"times 1..{self.n_times} of {self.n_times}, cosine schedule"
+        return f"times 1..{self.n_times} of {self.n_times}, cosine schedule, {_words(self.told)}"
 
     def draw(
         self,
@@ -113,13 +121,17 @@ class GridLevels:
         )
 
     def shown_times(self, noisy: Noisy) -> Tensor:
-        """(B, C) t/N."""
-        return noisy.times / self.n_times
+        """(B, C) t/N, or the next time of those that the network is told."""
+        told = self._other_times
+        return noisy.times / self.n_times if told is None else self._next(noisy, told) / told
 
     def nats(
         self, hidden: Tensor, weight: Tensor, noisy: Noisy, clean: Tensor, *, vocab_chunk: int
     ) -> StepNats:
         """(B, T) nats of the reverse step, and the diagnostic."""
+        told, evidence = self._other_times, None
+        if told is not None:
+            evidence = _evidence(self._next(noisy, told), told, weight, clean)
         return chunked_step_nats(
             hidden,
             weight,
@@ -128,7 +140,17 @@ class GridLevels:
             t=_of_positions(noisy.times, clean),
             n_times=self.n_times,
             vocab_chunk=vocab_chunk,
+            evidence=evidence,
         )
+
+    @property
+    def _other_times(self) -> int | None:
+        """How many times the network is told of, where they are not those of the grid."""
+        return None if self.told == self.n_times else self.told
+
+    def _next(self, noisy: Noisy, told: int) -> Tensor:
+        """(B, C) the first of the told times at or above t/N, as a whole number."""
+        return -(-noisy.times * told // self.n_times)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +159,11 @@ class ContinuousLevels:
 
     Attributes:
         n_passes: K.
+        told: of how many times the network is told the next one; None: the time itself.
     """
 
     n_passes: int
+    told: int | None = None
 
     @property
     def name(self) -> str:
@@ -157,7 +181,8 @@ class ContinuousLevels:
     @property
     def noise_levels(self) -> str:
         """Which levels there are, in words."""
-        return f"one time in each of {self.n_passes} equal parts of (0, 1], cosine schedule"
+        parts = f"one time in each of {self.n_passes} equal parts of (0, 1]"
+        return f"{parts}, cosine schedule, {_words(self.told)}"
 
     def draw(
         self,
@@ -179,13 +204,17 @@ class ContinuousLevels:
         )
 
     def shown_times(self, noisy: Noisy) -> Tensor:
-        """(B, C) the times themselves."""
-        return noisy.times
+        """(B, C) the times themselves, or the next of those that the network is told."""
+        told = self.told
+        return noisy.times if told is None else _next_above(noisy.times, told) / told
 
     def nats(
         self, hidden: Tensor, weight: Tensor, noisy: Noisy, clean: Tensor, *, vocab_chunk: int
     ) -> StepNats:
         """(B, T) the integrand times the width of a part, and the diagnostic."""
+        evidence = None
+        if self.told is not None:
+            evidence = _evidence(_next_above(noisy.times, self.told), self.told, weight, clean)
         cost = chunked_continuous_nats(
             hidden,
             weight,
@@ -193,8 +222,25 @@ class ContinuousLevels:
             clean,
             time=_of_positions(noisy.times, clean),
             vocab_chunk=vocab_chunk,
+            evidence=evidence,
         )
         return StepNats(bound=cost.bound / self.n_passes, plain=cost.plain)
+
+
+def _next_above(times: Tensor, told: int) -> Tensor:
+    """The first of the told times at or above each time of (0, 1], as a whole number."""
+    return torch.ceil(times * told).long().clamp(max=told)
+
+
+def _words(told: int | None) -> str:
+    """What the network is told, in words."""
+    return "network told the time" if told is None else f"network told the next of {told} times"
+
+
+def _evidence(told_times: Tensor, told: int, weight: Tensor, clean: Tensor) -> Tensor:
+    """(B, T) the evidence in the softmax of a network that was told times (B, C) of ``told``."""
+    evidence = evidence_at(told_times, n_times=told, vocab_size=weight.shape[0])
+    return _of_positions(evidence, clean)
 
 
 def _of_positions(times: Tensor, clean: Tensor) -> Tensor:

@@ -189,6 +189,7 @@ def judge_bound(
             layout=twin.layout, eot_id=manifest.eot_id, vocab_chunk=params.vocab_chunk
         ),
         layout=denoiser.layout,
+        train_times=denoiser.diffusion.train_times,
         params=params,
         track=track,
     )
@@ -203,6 +204,7 @@ def measure_bound(
     *,
     next_token: NextToken,
     layout: Layout,
+    train_times: int,
     params: EvalBoundParams,
     track: Track,
 ) -> FullBound:
@@ -214,6 +216,7 @@ def measure_bound(
         held_out: windows that neither has seen.
         next_token: the twin's objective.
         layout: of the denoiser.
+        train_times: the number of times that the denoiser was trained at.
         params: which levels of noise, which windows.
         track: shows how far it is.
     """
@@ -225,7 +228,7 @@ def measure_bound(
         numbers,
         next_token=next_token,
         layout=layout,
-        sweeps=_sweeps(params),
+        sweeps=_sweeps(params, train_times),
         conditionings=conditionings_of(denoiser.params),
         seed=params.seed,
         batch_windows=params.batch_windows,
@@ -263,9 +266,10 @@ def judge_rows(twin: dict[str, Any], bounds: Sequence[dict[str, Any]]) -> tuple[
     return "pass", f"{len(bounds)} bounds and the twin's loss, all of {twin['n_tokens']} tokens"
 
 
-def _sweeps(params: EvalBoundParams) -> list[Levels]:
-    grids: list[Levels] = [GridLevels(n_times=n) for n in params.n_times]
-    return [*grids, ContinuousLevels(n_passes=params.continuous_passes)]
+def _sweeps(params: EvalBoundParams, train_times: int) -> list[Levels]:
+    told = train_times if params.told_times == "trained" else None
+    grids: list[Levels] = [GridLevels(n_times=n, told=told) for n in params.n_times]
+    return [*grids, ContinuousLevels(n_passes=params.continuous_passes, told=told)]
 
 
 def _rows_of(diffusion: dict[str, Any]) -> Iterator[dict[str, Any]]:

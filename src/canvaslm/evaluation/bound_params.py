@@ -1,6 +1,6 @@
 """How thoroughly is the likelihood bound taken?"""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,10 @@ class EvalBoundParams(Params):
     )
     continuous_passes: int = Field(
         ge=1, description="passes of the bound in continuous time, a random time in each K-th of it"
+    )
+    told_times: Literal["trained", "exact"] = Field(
+        description="what the network is told of a time: the next one that it was trained at "
+        "(trained), or the time itself (exact)"
     )
     max_windows: int | None = Field(
         ge=1, description="held-out windows that are scored, spread over the split; null: all"
