@@ -42,6 +42,7 @@ SECTIONS = {
     "pretrain": "canvaslm.training.plan:PretrainParams",
     "audit_run": "canvaslm.run_audit.params:AuditRunParams",
     "eval_loss_parity": "canvaslm.evaluation.parity_params:EvalLossParityParams",
+    "eval_bound": "canvaslm.evaluation.bound_params:EvalBoundParams",
     "eval_speedup": "canvaslm.evaluation.speedup_params:EvalSpeedupParams",
     "generate": "canvaslm.evaluation.speedup_params:GenerateParams",
     "docs_gate": "canvaslm.docs_gate:DocsGateParams",

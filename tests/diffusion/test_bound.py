@@ -8,7 +8,7 @@ from torch import Tensor
 from canvaslm.diffusion.bound import (
     cavity_logits,
     chunked_step_nats,
-    continuous_nats,
+    expected_step_nats,
     step_nats,
 )
 from canvaslm.errors import InputError
@@ -128,22 +128,6 @@ def test_a_constant_cavity_costs_minus_the_logarithm_of_the_truth(n_times: int) 
         certain = np.eye(7)[clean]
         bound = expected_bound(certain, logits, n_times)
         assert bound == pytest.approx(-math.log(SEVEN_LETTERS[clean]), abs=1e-12)
-
-
-@pytest.mark.parametrize("clean", [0, 3])
-def test_a_constant_cavity_costs_the_same_in_continuous_time(clean: int) -> None:
-    nodes, weights = np.polynomial.legendre.leggauss(400)
-    times = (nodes + 1) / 2
-    tables = np.array([posterior_table(SEVEN_LETTERS, time, 1) for time in times])
-    noise = np.array([noise_matrix(kept_share(time, 1), 7)[clean] for time in times])
-    nats = continuous_nats(
-        logits_of(tables),  # (nodes, noisy, V)
-        torch.arange(7).expand(400, -1),
-        torch.full((400, 7), clean),
-        time=torch.from_numpy(times)[:, None],
-    )
-    total = float(np.sum(weights / 2 * (noise * nats.numpy()).sum(1)))
-    assert total == pytest.approx(-math.log(SEVEN_LETTERS[clean]), abs=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +314,31 @@ def test_plain_cross_entropy_is_that_of_the_posterior_at_every_time(
     expected = torch.nn.functional.cross_entropy(logits, clean, reduction="none")
     scale = 1 + expected.abs()
     assert float(((nats.plain - expected) / scale).abs().max()) < most
+
+
+@pytest.mark.parametrize("n_times", COUNTS)
+def test_expected_nats_are_those_of_all_noisy_tokens_by_their_probability(n_times: int) -> None:
+    cavity = np.random.default_rng(3).dirichlet(np.ones(6), size=6)  # a row for each clean token
+    clean = torch.arange(6)
+    noisy, of = torch.meshgrid(torch.arange(6), clean, indexing="ij")  # (V noisy, 6)
+    for t in range(1, n_times + 1):
+        tables = np.array([posterior_table(row, t, n_times) for row in cavity])  # (6, noisy, V)
+        terms = step_nats(logits_of(tables.transpose(1, 0, 2)), noisy, of, t=t, n_times=n_times)
+        odds = torch.from_numpy(noise_matrix(kept_share(t, n_times), 6)).mT
+        expected = (odds * terms).sum(0)
+        found = expected_step_nats(logits_of(cavity), clean, t=t, n_times=n_times)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_times", [*COUNTS, 64])
+def test_expected_nats_of_all_times_are_minus_the_logarithm_of_the_truth(n_times: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(20, 300, generator=generator, dtype=torch.float64)
+    clean = torch.randint(300, (20,), generator=generator)
+    log_x = logits.log_softmax(-1)
+    steps = [expected_step_nats(log_x, clean, t=t, n_times=n_times) for t in range(1, n_times + 1)]
+    due = -log_x[torch.arange(20), clean]
+    torch.testing.assert_close(torch.stack(steps).sum(0), due, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("wrong", [-4, -1, 5, 12])

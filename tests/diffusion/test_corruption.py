@@ -10,6 +10,7 @@ from canvaslm.diffusion import corruption
 from canvaslm.diffusion.corruption import (
     Noisy,
     corrupt_at,
+    draw_continuous_pass,
     draw_corruption,
     draw_sweep_pass,
 )
@@ -202,6 +203,58 @@ def test_sweep_draws_anew_for_each_pass_and_window(tiny_layout: Layout) -> None:
     assert torch.equal(noise(4, 0), noise(4, 0))
     assert not torch.equal(noise(4, 0), noise(9, 0))
     assert not torch.equal(noise(4, 0), noise(4, 1))
+
+
+def test_continuous_passes_take_every_canvas_through_every_part_of_time_once(
+    tiny_layout: Layout,
+) -> None:
+    clean = clean_windows(tiny_layout, 50)
+    times = torch.stack(
+        [
+            draw_continuous_pass(
+                clean, np.arange(50), pass_number=m, n_passes=6, layout=tiny_layout, seed=1
+            ).times
+            for m in range(6)
+        ]
+    )  # (K, B, C)
+    parts = (6 * times).ceil().long()
+    canvases = torch.arange(tiny_layout.canvases_per_window)
+    for m in range(6):
+        assert bool((parts[m] == 1 + (canvases + m) % 6).all())
+    place = (6 * times + 1 - parts).flatten()  # in its part: uniform on (0, 1]
+    assert float(place.min()) > 0
+    assert abs(float(place.mean()) - 0.5) < 4 * (1 / 12 / place.numel()) ** 0.5
+    assert len(torch.unique(place)) == place.numel()
+
+
+def test_tokens_of_a_continuous_pass_are_kept_with_the_share_of_their_own_time(
+    tiny_layout: Layout,
+) -> None:
+    clean = clean_windows(tiny_layout, 3000)
+    noisy = draw_continuous_pass(
+        clean, np.arange(3000), pass_number=1, n_passes=3, layout=tiny_layout, seed=1
+    )
+    share = clean_share(noisy.times, 1).repeat_interleave(tiny_layout.canvas_tokens, 1)
+    odds = share + (1 - share) / tiny_layout.vocab_size
+    kept = (noisy.ids == clean).double()
+    for times in (noisy.times < 0.5, noisy.times >= 0.5):
+        here = times.repeat_interleave(tiny_layout.canvas_tokens, 1)
+        spread = float((odds * (1 - odds))[here].sum()) ** 0.5
+        assert abs(float((kept - odds)[here].sum())) < 4 * spread
+
+
+def test_noise_of_a_continuous_pass_does_not_depend_on_the_batch(tiny_layout: Layout) -> None:
+    clean, numbers = clean_windows(tiny_layout, 5), np.array([9, 2, 7, 4, 0])
+
+    def draw_rows(rows: slice) -> tuple[Tensor, Tensor]:
+        noisy = draw_continuous_pass(
+            clean[rows], numbers[rows], pass_number=2, n_passes=4, layout=tiny_layout, seed=1
+        )
+        return noisy.ids, noisy.times
+
+    parts = [draw_rows(slice(i, i + 2)) for i in (0, 2, 4)]
+    for whole, part in zip(draw_rows(slice(None)), zip(*parts, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(part))
 
 
 def test_corrupt_at_keeps_below_the_share_and_replaces_at_and_above_it() -> None:

@@ -36,6 +36,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "pretrain": {"device": "cpu", "steps": 2, "windows_per_step": 2, "micro_batch_windows": 2,
                  "warmup_steps": 1, "decay_steps": 0, "log_every": 1, "save_every": 1},
     "audit_run": {"device": "cpu", "n_windows": 2, "max_held_out_windows": 2},
+    "eval_bound": {"device": "cpu", "n_times": [2, 4], "continuous_passes": 2, "max_windows": 2,
+                   "batch_windows": 2, "proof_windows": 1},
     "eval_loss_parity": {"device": "cpu", "n_times": 4, "max_windows": 2, "batch_windows": 2},
     "eval_speedup": {"device": "cpu", "n_prompts": 2, "batch_rows": 2, "prompt_tokens": 8,
                      "new_tokens": 8, "short_new_tokens": 4, "rounds": 1, "warmup_rounds": 1},
@@ -52,6 +54,7 @@ NOT_DECLARED = {
 _RUN_AUDITS = {f"reports/audit_run/{x}/metrics.json" for x in ("autoregressive", "diffusion")}
 ONLY_WAITED_FOR: dict[str, set[str]] = {
     "pretrain": {"reports/audit_windows/metrics.json"},
+    "eval_bound": _RUN_AUDITS,
     "eval_loss_parity": _RUN_AUDITS,
     "eval_speedup": _RUN_AUDITS,
 }

@@ -65,6 +65,7 @@ WHOLE = {
     "audit_run__diffusion": {"verdict": "pass"},
     "audit_windows": {"verdict": "pass"},
     "docs_gate": {"verdict": "pass"},
+    "eval_bound": {"verdict": "pass"},
     "eval_loss_parity": {"verdict": "pass"},
     "eval_speedup": {"verdict": "pass"},
     "pretrain__autoregressive": {"verdict": "pass"},

@@ -41,6 +41,31 @@ def reports(tmp_path: Path) -> Path:
         ("t", "bound_nats_per_token"),
         [(1, 2.5), (2, 2.0)],
     )
+    row = {"bound_nats_per_token": 4.375, "standard_error_nats": None, "gap_nats": 1.125}
+    shares = {"gap_nats": 1.25, "discretisation_nats": -0.0625, "context_nats": 0.75}
+    write_json(
+        tmp_path / "eval_bound" / "metrics.json",
+        {
+            "autoregressive": {"nats_per_token": 3.25},
+            "diffusion": {"off": {"continuous": row}, "two_pass": "not_measured"},
+            "shares": {"n_times_16": shares},
+            "proof": {"verdict": "pass"},
+            "verdict": "pass",
+        },
+    )
+    write_csv(
+        tmp_path / "eval_bound" / "by_time.csv",
+        ("sweep", "self_conditioning", "bound_nats_per_token"),
+        [("continuous", "off", 2.25), ("continuous", "off", 2.125), ("n_times_16", "off", 9.0)],
+    )
+    for place in ("position", "canvas"):
+        write_csv(
+            tmp_path / "eval_bound" / f"by_{place}.csv",
+            ("sweep", "self_conditioning", place, "bound_nats_per_token",
+             "autoregressive_nats_per_token"),
+            [("continuous", "off", 0, 4.5, 3.0), ("continuous", "off", 1, 4.25, 3.5),
+             ("continuous", "two_pass", 0, 9.0, 3.0)],
+        )  # fmt: skip
     for objective, first in (("diffusion", "head_is_tied"), ("autoregressive", None)):
         write_json(
             tmp_path / "audit_run" / objective / "metrics.json",
@@ -86,7 +111,9 @@ def reports(tmp_path: Path) -> Path:
 
 def page_of(reports: Path, n_samples: int = 2) -> str:
     content = read_content(reports, profile="ci", params=ReportParams(n_samples=n_samples))
-    return render_page(content, draw_figures(content.curves, content.bars, content.times))
+    return render_page(
+        content, draw_figures(content.curves, content.bars, content.times, content.bound)
+    )
 
 
 class Balance(HTMLParser):
@@ -141,6 +168,7 @@ def test_the_page_is_well_formed_and_its_ids_are_unique(reports: Path) -> None:
 def test_the_page_shows_what_the_reports_hold(reports: Path) -> None:
     held = ["343,516,160", "4,321", ">87<", "4.5000", "0.1250", "3.2500", "38.5", "2.31", "3.125"]
     held += [">77<", "d" * 16, "too far apart", "4.500 ± 0.125", "3.250<", "<code>ci</code>"]
+    held += [">4.3750<", ">1.1250<", ">continuous, off<", ">-0.0625 ± not measured<"]
     held += [">43<", ">head is tied<", ">none<"]
     page = page_of(reports)
     assert [figure for figure in held if figure not in page] == []
@@ -185,7 +213,7 @@ def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path)
     assert "<svg" not in page
     assert Balance(page).open == []
     body = re.sub(r"<(style|figcaption)>.*?</\1>", "", page, flags=re.DOTALL)
-    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 8 not measured<"]
+    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 9 not measured<"]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +221,7 @@ def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path)
     [
         "audit_run",
         "audit_windows",
+        "eval_bound",
         "eval_loss_parity",
         "eval_speedup",
         "docs_gate",
@@ -210,7 +239,9 @@ def test_a_page_without_one_report_still_shows_the_others(reports: Path, missing
 DAMAGED = (
     "audit_run/diffusion/metrics.json",
     "audit_windows/metrics.json", "audit_windows/samples.json", "code/pretrain.json",
-    "docs_gate/metrics.json", "eval_loss_parity/by_time.csv", "eval_loss_parity/metrics.json",
+    "docs_gate/metrics.json", "eval_bound/by_canvas.csv", "eval_bound/by_position.csv",
+    "eval_bound/by_time.csv", "eval_bound/metrics.json", "eval_loss_parity/by_time.csv",
+    "eval_loss_parity/metrics.json",
     "eval_speedup/metrics.json", "eval_speedup/samples.json", "pretrain/diffusion/loss.csv",
     "pretrain/autoregressive/metrics.json",
 )  # fmt: skip
@@ -255,6 +286,8 @@ def test_a_damaged_report_is_not_measured_with_the_reason_and_hides_no_other(
         ("eval_speedup/metrics.json", {"verdict": "ok"}),
         ("eval_loss_parity/metrics.json", {"verdict": "pass", "diffusion": "good"}),
         ("eval_loss_parity/metrics.json", {"diffusion": {"bound_nats_per_token": "low"}}),
+        ("eval_bound/metrics.json", {"verdict": "pass", "diffusion": {}}),
+        ("eval_bound/metrics.json", {"verdict": "pass", "diffusion": "good", "shares": {}}),
         ("docs_gate/metrics.json", {"verdict": ["pass"]}),
         ("docs_gate/metrics.json", {"verdict": "pass", "n_checked": 3}),
         ("code/pretrain.json", {"stage": "pretrain"}),
@@ -280,12 +313,23 @@ def test_half_a_surrogate_pair_stops_no_page(reports: Path) -> None:
 
 def test_drawings_take_the_colours_of_the_page(reports: Path) -> None:
     content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
-    drawings = draw_figures(content.curves, content.bars, content.times)
-    assert set(drawings) == {"tokens", "flops", "parity", "times"}
+    drawings = draw_figures(content.curves, content.bars, content.times, content.bound)
+    curves = {"bound_times", "bound_positions", "bound_canvases"}
+    assert set(drawings) == {"tokens", "flops", "parity", "times"} | curves
     for svg in drawings.values():
         assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)
         assert "var(--ink-soft)" in svg
         assert "font-family" not in svg
+
+
+def test_the_curves_are_those_of_continuous_time_without_self_conditioning(reports: Path) -> None:
+    bound = read_content(reports, profile="ci", params=ReportParams(n_samples=0)).bound
+    assert list(bound.times) == [2.25, 2.125]
+    assert bound.positions == bound.canvases
+    assert bound.positions == {
+        "diffusion": ([1.0, 2.0], [4.5, 4.25]),
+        "autoregressive": ([1.0, 2.0], [3.0, 3.5]),
+    }
 
 
 @pytest.mark.parametrize(
@@ -347,10 +391,11 @@ def test_figures_of_another_run_stand_nowhere_on_the_page(reports: Path) -> None
     file = reports / "pretrain/diffusion/metrics.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"verdict": "fail"}))
     page = page_of(reports)
-    earlier = ("4.5000", "3.2500", "38.5", "2.31", " upon ", "head is tied", "too far apart")
+    earlier = ("4.5000", "3.2500", "38.5", "2.31", " upon ", "head is tied", "too far apart",
+               "4.3750", "-0.0625")  # fmt: skip
     assert [figure for figure in earlier if figure in page] == []
     assert "343,516,160" in page
-    assert page.count("made from another run: pretrain.diffusion fails") == 3
+    assert page.count("made from another run: pretrain.diffusion fails") == 4
     assert "Not answered" in page
 
 

@@ -12,7 +12,7 @@ from canvaslm.reporting.collected import find_foreign, judge, read_metrics, read
 from canvaslm.reporting.provenance import Record, find_stale, without
 
 ROOT = Path(__file__).resolve().parents[2]
-BEHIND_DIFFUSION = {"audit_run.diffusion", "eval_loss_parity", "eval_speedup"}
+BEHIND_DIFFUSION = {"audit_run.diffusion", "eval_bound", "eval_loss_parity", "eval_speedup"}
 
 
 def one_run() -> dict[str, Any]:
@@ -24,6 +24,7 @@ def one_run() -> dict[str, Any]:
         "docs_gate": {"verdict": "pass"},
         "pretrain": {x: {"verdict": "pass", "model_sha256": sha} for x, sha in model.items()},
         "audit_run": {x: about[x] | {"verdict": "pass"} for x in model},
+        "eval_bound": about | {"verdict": "pass"},
         "eval_loss_parity": about | {"verdict": "pass"},
         "eval_speedup": {f"{x}_training": about[x] for x in model} | {"verdict": "pass"},
     }
@@ -69,9 +70,9 @@ def test_counted_forwards_are_about_no_model() -> None:
 def test_behind_a_failed_audit_nothing_is_judged() -> None:
     metrics = one_run()
     metrics["audit_run"]["autoregressive"]["verdict"] = "fail"
-    assert set(find_stale(metrics)) == {"eval_loss_parity", "eval_speedup"}
+    assert set(find_stale(metrics)) == {"eval_bound", "eval_loss_parity", "eval_speedup"}
     metrics["audit_windows"]["verdict"] = "fail"
-    assert len(find_stale(metrics)) == 6
+    assert len(find_stale(metrics)) == 7
 
 
 def test_figures_of_another_run_are_left_out_and_no_others() -> None:
@@ -91,7 +92,7 @@ def test_a_stale_verdict_is_not_given(verdict: str) -> None:
     assert (told.verdict, told.reason, told.is_given) == (
         "not_measured", "made from another x", False,
     )  # fmt: skip
-    assert len(found) == 8
+    assert len(found) == 9
 
 
 @pytest.fixture

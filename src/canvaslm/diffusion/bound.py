@@ -4,7 +4,7 @@ The negative evidence lower bound of uniform-state diffusion (Austin et al. 2021
 eq. 1), per position. The network's softmax is the posterior p(x_0 | x_t, context), which has seen
 the noisy token itself; the reverse process mixes over the *cavity*, what the context alone says.
 The two differ by one scalar on one logit, and the divergence then needs two sums over the
-vocabulary. Derived in ``docs/bound.md``.
+vocabulary. Derived in ``docs/bound.md``; ``continuous_bound.py`` has the limit of many times.
 """
 
 import math
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.cavity_head import CavityHead
+from canvaslm.diffusion.cavity_head import CavityHead, StepNats
 from canvaslm.diffusion.schedule import clean_share
-from canvaslm.errors import InputError
 
 _ROUNDED = 2**-53  # what the largest share below 1 lacks
 
@@ -95,19 +94,6 @@ def step_nats(
     return step.nats(_at(log_x, noisy), _at(log_x, clean), log_mix=log_mix, is_kept=noisy == clean)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepNats:
-    """What the positions of one noisy pass cost, (...) float64.
-
-    Attributes:
-        bound: nats of the reverse step, a term of the bound.
-        plain: cross-entropy of the posterior, a diagnostic.
-    """
-
-    bound: Tensor
-    plain: Tensor
-
-
 @torch.no_grad()
 def chunked_step_nats(
     hidden: Tensor,
@@ -118,6 +104,8 @@ def chunked_step_nats(
     t: Tensor | int,
     n_times: int,
     vocab_chunk: int,
+    evidence: Tensor | None = None,
+    is_cavity: bool = False,
 ) -> StepNats:
     """:func:`step_nats` of ``hidden @ weight.T`` without a (..., V) tensor and without gradient.
 
@@ -132,61 +120,76 @@ def chunked_step_nats(
         t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
         n_times: the number of diffusion times, N.
         vocab_chunk: vocabulary entries in one product; changes no value.
+        evidence: (...) float64, what the noisy token adds to its own logit where the network was
+            told another time than ``t``; None: what it adds at ``t``.
+        is_cavity: whether the logits lack that evidence, so that there is none to take out.
 
     Raises:
         InputError: a time lies outside 1..N, or an id outside 0..V-1.
     """
-    for name, ids in (("noisy", noisy), ("clean", clean)):
-        _refuse_other_ids(name, ids, weight.shape[0])
-    given, targets = noisy.reshape(-1), clean.reshape(-1)
+    given = noisy.reshape(-1)
     step = _Step.at(_times_like(noisy, t).reshape(-1), n_times=n_times, vocab_size=weight.shape[0])
+    own = _evidence(step.share_t, step.vocab_size)
+    added = step.evidence if evidence is None else evidence.reshape(-1)
+    if is_cavity:
+        added = torch.zeros_like(added)
     head = CavityHead(
         rows=hidden.reshape(-1, hidden.shape[-1]),
         weight=weight,
         noisy=given,
-        evidence=step.evidence,
+        evidence=added,
         vocab_chunk=vocab_chunk,
     )
-    normaliser, log_mix = head.sums(step.rho)
-    at_noisy, at_clean = head.logits_at(given), head.logits_at(targets)
-    is_kept = given == targets
-    nats = step.nats(at_noisy - normaliser, at_clean - normaliser, log_mix=log_mix, is_kept=is_kept)
-    # With the evidence put back: its logit weighs e^evidence times as much, and all of them sum to
-    # that much more. Both terms are positive, so nothing cancels.
-    more = at_noisy + step.evidence + torch.log(-torch.expm1(-step.evidence))
-    plain = torch.logaddexp(normaliser, more) - at_clean - step.evidence * is_kept
-    return StepNats(bound=nats.reshape(noisy.shape), plain=plain.reshape(noisy.shape))
+    seen = head.read(clean.reshape(-1), step.rho)
+    log_x_clean, plain = seen.log_x_clean, seen.plain
+    if evidence is not None or is_cavity:
+        # At t = 1 the posterior is wanted, and it is not the one that was read.
+        log_x_clean = torch.where(step.is_first, seen.log_posterior(own), log_x_clean)
+    if is_cavity:
+        plain = -seen.log_posterior(own)
+    bound = step.nats(seen.log_x_noisy, log_x_clean, log_mix=seen.log_mix, is_kept=seen.is_kept)
+    return StepNats(bound=bound.reshape(noisy.shape), plain=plain.reshape(noisy.shape))
 
 
-def continuous_nats(
-    logits: Tensor, noisy: Tensor, clean: Tensor, *, time: Tensor | float
+def expected_step_nats(
+    log_cavity: Tensor, clean: Tensor, *, t: Tensor | int, n_times: int
 ) -> Tensor:
-    """The integrand over time in (0, 1) of the bound's limit for N → ∞.
+    """:func:`step_nats` in expectation over x_t, for a cavity that does not depend on x_t.
 
-    Schiff et al. 2024 (arXiv 2412.10193) and von Rütte et al. 2025 (arXiv 2503.04482), with the
-    cosine schedule: β/(V·q_t(i|j)) · [KL(q_t(·|j) ‖ q_t(·|x̂)) + r − 1 − log r], where
-    r = q_t(i|j)/q_t(i|x̂) and β = −ᾱ'/ᾱ = π·tan(π·time/2).
+    No draw: the terms of all V noisy tokens are written down and weighed by q_t(· | x_0). They
+    share their one sum over the vocabulary, so that a position costs O(V) and not O(V²). Summed
+    over t = 1..N this is −log x̂(x_0), whatever N is.
 
     Args:
-        logits: (..., V) posterior logits.
-        noisy: (...) int64 ids of x_t.
+        log_cavity: (..., V) log-probabilities of what the context alone says.
         clean: (...) int64 ids of x_0.
-        time: the time of each position, 0 < time < 1, broadcasts to (...).
+        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
+        n_times: the number of diffusion times, N.
 
     Returns:
-        (...) float64 nats per unit of time.
+        (...) float64 nats.
+
+    Raises:
+        InputError: a time lies outside 1..N.
     """
-    vocab_size = logits.shape[-1]
-    time = torch.as_tensor(time, dtype=torch.float64, device=noisy.device).expand(noisy.shape)
-    share = clean_share(time, 1)
-    log_x = _subtract_at(logits.double(), noisy, _evidence(share, vocab_size)).log_softmax(-1)
-    floor = ((1 - share) / vocab_size)[..., None]
-    predicted = share[..., None] * log_x.exp() + floor  # q_t(·|x̂), (..., V)
-    actual = floor.expand_as(predicted).scatter_add(-1, clean[..., None], share[..., None])
-    divergence = (actual * (actual.log() - predicted.log())).sum(-1)
-    ratio = _at(actual, noisy) / _at(predicted, noisy)
-    rate = math.pi * torch.tan(time * (math.pi / 2)) / (vocab_size * _at(actual, noisy))
-    return rate * (divergence + ratio - 1 - ratio.log())
+    V = log_cavity.shape[-1]
+    log_x = log_cavity.double()
+    step = _Step.at(_times_like(clean, t)[..., None], n_times=n_times, vocab_size=V)  # (..., 1)
+    is_kept = torch.zeros_like(log_x, dtype=torch.bool).scatter_(-1, clean[..., None], value=True)
+    floor = (1 - step.share_t) / V
+    odds = floor + step.share_t * is_kept  # q_t(k | x_0) of each noisy token k
+    x = log_x.exp()
+    log_x_clean = _at(log_x, clean)[..., None]
+    # At t = 1 a step's prediction is the posterior, which differs from one noisy token to the next.
+    posterior = log_x_clean + odds.log() - torch.log(step.share_t * x + floor)
+    log_mix = torch.log1p(step.rho * x).sum(-1, keepdim=True)
+    nats = step.nats(
+        log_x,
+        torch.where(step.is_first, posterior, log_x_clean),
+        log_mix=log_mix,
+        is_kept=is_kept,
+    )
+    return (odds * nats).sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,18 +245,6 @@ class _Step:
         )
         evidence_ratio = torch.log((self.share_t * x_noisy + d) / evidence_clean)
         return evidence_ratio + q_clean * torch.log1p(self.rho) - mixed
-
-
-def _refuse_other_ids(name: str, ids: Tensor, vocab_size: int) -> None:
-    """Raise on an id that is no token; a negative one would quietly read a row from the end."""
-    wrong = (ids < 0) | (ids >= vocab_size)
-    if bool(wrong.any()):
-        raise InputError(
-            f"{name} ids",
-            expected=f"ids in 0..{vocab_size - 1}",
-            got=str(int(ids[wrong][0])),
-            fix="check the shards with stages/audit_windows.py",
-        )
 
 
 def _evidence(share: Tensor, vocab_size: int) -> Tensor:

@@ -1,8 +1,9 @@
 """What do the cavity logits of many positions sum to, when no (M, V) tensor may exist?
 
-Positions go through in blocks whose logits stay in the cache of a processor core (or fill a GPU),
-are made once and are worked on in place: a logit is touched while it is near, and freshly mapped
-memory is asked for once a call and not once an operation.
+Positions go through in blocks, and the columns of a block in tiles that stay in the cache of a
+processor core (or fill a GPU). Logits are made once and worked on in place: each is exponentiated
+while its tile is near, and freshly mapped memory is asked for once a call and not once an
+operation.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,50 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from canvaslm.errors import InputError
+
 _LEAST_ROWS = 256  # below that a product is bound by reading the head (measured, V = 50,257)
+_CPU_TILE = (
+    1024  # columns: with 256 rows 1 MiB, half of a core's cache (measured: 2,048 are slower)
+)
 _BLOCK_VALUES = {"cpu": 2**19, "cuda": 2**26}  # in float32: 2 MiB, one core's cache; and 256 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNats:
+    """What the positions of one noisy pass cost, (...) float64.
+
+    Attributes:
+        bound: nats of the reverse step, a term of the bound.
+        plain: cross-entropy of the posterior, a diagnostic.
+    """
+
+    bound: Tensor
+    plain: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CavityReading:
+    """All that the bound takes from the head, at M positions.
+
+    Attributes:
+        log_x_noisy: (M,) float64 log x̂ of the noisy token.
+        log_x_clean: (M,) float64 log x̂ of the clean token.
+        log_mix: (M,) float64 S = Σ_k log(1 + ρ·x̂_k).
+        is_kept: (M,) bool, whether the noisy token is the clean one.
+        plain: (M,) float64 cross-entropy of the posterior.
+    """
+
+    log_x_noisy: Tensor
+    log_x_clean: Tensor
+    log_mix: Tensor
+    is_kept: Tensor
+    plain: Tensor
+
+    def log_posterior(self, evidence: Tensor) -> Tensor:
+        """(M,) log-posterior of the clean token, with (M,) evidence of the noisy one put back."""
+        total = torch.log1p(self.log_x_noisy.exp() * torch.expm1(evidence))
+        return self.log_x_clean + evidence * self.is_kept - total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +76,32 @@ class CavityHead:
     evidence: Tensor
     vocab_chunk: int
 
+    def read(self, clean: Tensor, rho: Tensor) -> CavityReading:
+        """Take what the bound needs, at any kind of time, from logits that are made once.
+
+        Args:
+            clean: (M,) int64 ids of x_0.
+            rho: (M,) float64, the weight of a token in the mixture.
+
+        Raises:
+            InputError: an id lies outside 0..V-1.
+        """
+        for name, ids in (("noisy", self.noisy), ("clean", clean)):
+            _refuse_other_ids(name, ids, self.weight.shape[0])
+        normaliser, log_mix = self.sums(rho)
+        at_noisy, at_clean = self.logits_at(self.noisy), self.logits_at(clean)
+        is_kept = self.noisy == clean
+        # With the evidence put back: its logit weighs e^evidence times as much, and all of them sum
+        # to that much more. Both terms are positive, so nothing cancels.
+        more = at_noisy + self.evidence + torch.log(-torch.expm1(-self.evidence))
+        return CavityReading(
+            log_x_noisy=at_noisy - normaliser,
+            log_x_clean=at_clean - normaliser,
+            log_mix=log_mix,
+            is_kept=is_kept,
+            plain=torch.logaddexp(normaliser, more) - at_clean - self.evidence * is_kept,
+        )
+
     def sums(self, rho: Tensor) -> tuple[Tensor, Tensor]:
         """Both sums over the vocabulary that the bound needs, each (M,) float64.
 
@@ -44,8 +113,8 @@ class CavityHead:
         """
         normaliser, log_mix = torch.empty_like(rho), torch.empty_like(rho)
         with torch.autocast(self.rows.device.type, enabled=False):
-            for block, parts in self._blocks():
-                tops, totals = zip(*map(_exponentiate_, parts), strict=True)
+            for block, tiles in self._blocks():
+                parts, tops, totals = zip(*map(_exponentiated_, tiles), strict=True)
                 shifts = torch.cat(tops, dim=1).double()  # (R, chunks), the same for the totals
                 lse = (shifts + torch.cat(totals, dim=1).double().log()).logsumexp(1)
                 scales = torch.exp(shifts + (rho[block].log() - lse)[:, None])
@@ -59,22 +128,27 @@ class CavityHead:
         logits = [(rows.double() * self.weight[own].double()).sum(-1) for rows, own in parts]
         return torch.cat(logits) - self.evidence * (ids == self.noisy)
 
-    def _blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Blocks of positions with their cavity logits (R, chunk), in memory that is used again."""
+    def _blocks(self) -> Iterator[tuple[slice, Iterator[Tensor]]]:
+        """Blocks of positions, each with its tiles: cavity logits (R, n), all in one memory."""
         wide = torch.promote_types(self.rows.dtype, torch.float32)
         V, device = self.weight.shape[0], self.rows.device
         most = max(_LEAST_ROWS, _BLOCK_VALUES.get(device.type, _BLOCK_VALUES["cpu"]) // V)
-        columns = [part.to(wide).T for part in self.weight.split(self.vocab_chunk)]
+        on_cpu = device.type == "cpu"
+        tile = min(self.vocab_chunk, _CPU_TILE) if on_cpu else self.vocab_chunk
+        columns = [part.to(wide).T for part in self.weight.split(tile)]
         room = torch.empty(min(most, len(self.rows)) * V, dtype=wide, device=device)
         for first in range(0, len(self.rows), most):
             block = slice(first, min(first + most, len(self.rows)))
-            rows, parts, start = self.rows[block].to(wide), [], 0
-            for part in columns:
-                width = part.shape[1]
-                out = room[len(rows) * start : len(rows) * (start + width)].view(len(rows), width)
-                parts.append(self._take_evidence_(torch.mm(rows, part, out=out), block, start))
-                start += width
-            yield block, parts
+            yield block, self._tiles(block, columns, room)
+
+    def _tiles(self, block: slice, columns: list[Tensor], room: Tensor) -> Iterator[Tensor]:
+        """The cavity logits (R, n) of a block, tile by tile, each in its own part of ``room``."""
+        rows, start = self.rows[block].to(room.dtype), 0
+        for part in columns:
+            width = part.shape[1]
+            out = room[len(rows) * start : len(rows) * (start + width)].view(len(rows), width)
+            yield self._take_evidence_(torch.mm(rows, part, out=out), block, start)
+            start += width
 
     def _take_evidence_(self, logits: Tensor, block: slice, start: int) -> Tensor:
         """Subtract the evidence from the noisy tokens that stand among these columns."""
@@ -85,10 +159,23 @@ class CavityHead:
         return logits.scatter_add_(1, column[:, None], -evidence[:, None])
 
 
-def _exponentiate_(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn logits (R, n) into e^(logit - top), in place; return tops and totals, each (R, 1)."""
+def _refuse_other_ids(name: str, ids: Tensor, vocab_size: int) -> None:
+    """Raise on an id that is no token; a negative one would quietly read a row from the end."""
+    wrong = (ids < 0) | (ids >= vocab_size)
+    if bool(wrong.any()):
+        raise InputError(
+            f"{name} ids",
+            expected=f"ids in 0..{vocab_size - 1}",
+            got=str(int(ids[wrong][0])),
+            fix="check the shards with stages/audit_windows.py",
+        )
+
+
+def _exponentiated_(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (R, n) turned into e^(logit - top) in place, with tops and totals, each (R, 1)."""
     top = logits.amax(1, keepdim=True)
-    return top, logits.sub_(top).exp_().sum(1, keepdim=True)
+    weights = logits.sub_(top).exp_()
+    return weights, top, weights.sum(1, keepdim=True)
 
 
 def _sum_of_log1p_(weights: Tensor, scale: Tensor) -> Tensor:

@@ -103,13 +103,54 @@ def draw_sweep_pass(
         n_times: the number of diffusion times, N.
         seed: the evaluation's seed.
     """
-    canvases = np.arange(layout.canvases_per_window)
-    times = np.tile(1 + (canvases + pass_number) % n_times, (len(numbers), 1))
+    levels = sweep_levels(layout, pass_number=pass_number, n_levels=n_times)
+    times = np.tile(levels, (len(numbers), 1))
     uniforms, replacements = _empty_draws(len(numbers), layout)
     for row, number in enumerate(numbers):
         draws = stream(seed, f"bound/{pass_number}", int(number))
         _draw_tokens(draws, layout, uniforms[row], replacements[row])
     return _corrupted(clean, times, uniforms, replacements, n_times)
+
+
+def draw_continuous_pass(
+    clean: Tensor,
+    numbers: np.ndarray,
+    *,
+    pass_number: int,
+    n_passes: int,
+    layout: Layout,
+    seed: int,
+) -> Noisy:
+    """Corrupt windows for one of the K passes that sample continuous time, a stratum at a time.
+
+    In pass m, canvas b stands at time ((b + m) mod K + u)/K with u uniform on (0, 1]. Passes 0..K-1
+    visit each K-th of the time of each canvas once: the mean over them is unbiased, and has no
+    variance from how many times fall where.
+
+    Args:
+        clean: (B, T) int64 ids below ``layout.vocab_size``.
+        numbers: (B,) the index of each window in its split, with the pass the key of its draws.
+        pass_number: m, in 0..K-1.
+        n_passes: K.
+        layout: lengths and vocabulary.
+        seed: the evaluation's seed.
+
+    Returns:
+        Noisy windows whose times are float64 in (0, 1].
+    """
+    levels = sweep_levels(layout, pass_number=pass_number, n_levels=n_passes)
+    times = np.empty((len(numbers), layout.canvases_per_window), dtype=np.float64)
+    uniforms, replacements = _empty_draws(len(numbers), layout)
+    for row, number in enumerate(numbers):
+        draws = stream(seed, f"continuous_bound/{pass_number}", int(number))
+        times[row] = (levels - draws.random(layout.canvases_per_window)) / n_passes
+        _draw_tokens(draws, layout, uniforms[row], replacements[row])
+    return _corrupted(clean, times, uniforms, replacements, 1)
+
+
+def sweep_levels(layout: Layout, *, pass_number: int, n_levels: int) -> np.ndarray:
+    """(C,) which of the levels 1..n each canvas stands at in a pass; in n passes, each at each."""
+    return 1 + (np.arange(layout.canvases_per_window) + pass_number) % n_levels
 
 
 def corrupt_at(
@@ -124,7 +165,7 @@ def corrupt_at(
 
     Args:
         clean: (B, T) int64 ids.
-        times: (B, C) the time of each canvas, in 0..N; C divides T.
+        times: (B, C) the time of each canvas, whole or not, in 0..N; C divides T.
         uniforms: (B, T) numbers in [0, 1).
         replacements: (B, T) int64, the token that stands where the clean one is not kept.
         n_times: the number of diffusion times, N.

@@ -165,10 +165,10 @@ def measure_loss_parity(
         params: which windows, how many times, what gap is allowed.
         track: shows how far it is.
     """
-    chosen = _spread(len(held_out), params.max_windows)
+    chosen = spread_windows(len(held_out), params.max_windows)
     starts = range(0, len(chosen), params.batch_windows)
     tally = Tally(n_times=params.n_times, vocab_size=denoising.layout.vocab_size)
-    with _evaluating(twin), _evaluating(denoiser):
+    with evaluating(twin), evaluating(denoiser):
         for start in track(starts, total=len(starts), label="batches scored"):
             numbers = chosen[start : start + params.batch_windows]
             ids = held_out.gather(numbers)
@@ -198,7 +198,7 @@ def _write(result: LossParity, contestants: dict[str, Contestant], out: Path) ->
     write_json(out / "metrics.json", metrics)
 
 
-def _spread(n_windows: int, max_windows: int | None) -> np.ndarray:
+def spread_windows(n_windows: int, max_windows: int | None) -> np.ndarray:
     """Indices of at most ``max_windows`` windows at equal distances over the split."""
     if max_windows is None or max_windows >= n_windows:
         return np.arange(n_windows)
@@ -206,7 +206,7 @@ def _spread(n_windows: int, max_windows: int | None) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _evaluating(model: Backbone) -> Iterator[None]:
+def evaluating(model: Backbone) -> Iterator[None]:
     """Evaluation mode and no gradient inside; the mode that it came in outside."""
     was_training = model.training
     model.eval()

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import chunked_step_nats
-from canvaslm.diffusion.corruption import Noisy, draw_corruption, draw_sweep_pass
+from canvaslm.diffusion.corruption import Noisy, draw_corruption
+from canvaslm.diffusion.levels import GridLevels
 from canvaslm.diffusion.schedule import Context as ContextKind
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.errors import InputError
@@ -27,6 +27,7 @@ from canvaslm.measure import stream_flops
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import Context
 from canvaslm.model.shape import ModelParams
+from canvaslm.objective.denoising_bound import bound_passes
 from canvaslm.objective.noisy_loss import Denoised, noisy_loss
 from canvaslm.objective.targets import LossSum, add
 from canvaslm.randomness import stream
@@ -167,33 +168,24 @@ class Denoising:
         Returns:
             (B, T) float64 nats; the mean over positions is the bound per token.
         """
-        clean = model.encode_context(windows)
         total = torch.zeros(windows.shape, dtype=torch.float64, device=windows.device)
-        for pass_number in range(n_times):
-            noisy = draw_sweep_pass(
-                windows,
-                numbers,
-                pass_number=pass_number,
-                layout=self.layout,
-                n_times=n_times,
-                seed=self.seed,
-            )
-            hidden = model.denoise(
-                noisy.ids, noisy.times / n_times, context=clean, guess=None, has_guess=None
-            )
-            times = noisy.times.repeat_interleave(self.layout.canvas_tokens, dim=1)  # (B, T)
-            cost = chunked_step_nats(
-                hidden,
-                model.head_weight,
-                noisy.ids,
-                windows,
-                t=times,
-                n_times=n_times,
-                vocab_chunk=self.vocab_chunk,
-            )
+        passes = bound_passes(
+            model,
+            model.encode_context(windows),
+            windows,
+            numbers,
+            levels=GridLevels(n_times=n_times),
+            conditionings=("off",),
+            layout=self.layout,
+            seed=self.seed,
+            vocab_chunk=self.vocab_chunk,
+        )
+        for one in passes:
+            cost = one.nats["off"]
             total += cost.bound
             if on_pass is not None:
-                on_pass(times, cost.bound, cost.plain)
+                times = torch.from_numpy(one.levels).repeat_interleave(self.layout.canvas_tokens)
+                on_pass(times.to(windows.device).expand(windows.shape), cost.bound, cost.plain)
         return total
 
     def flops_of_first(self, params: ModelParams, n_windows: int) -> float:

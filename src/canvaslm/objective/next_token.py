@@ -43,6 +43,11 @@ class NextToken:
         """Nats of each token, (B, T), given the tokens of its window before it."""
         return self._nats(model, windows, reduction="none")
 
+    def hidden(self, model: Backbone, windows: Tensor) -> Tensor:
+        """(B, T, D) the hidden states from which each token of windows (B, T) is predicted."""
+        start = torch.full_like(windows[:, :1], self.eot_id)
+        return model.encode(torch.cat([start, windows[:, :-1]], dim=1)).hidden
+
     def flops_of_first(self, params: ModelParams, n_windows: int) -> float:
         """Floating-point operations, forward and backward, of the first windows of a run.
 
@@ -62,8 +67,7 @@ class NextToken:
 
     def _nats(self, model: Backbone, windows: Tensor, *, reduction: Reduction) -> Tensor:
         """Cross-entropy of windows (B, T) under the shifted input."""
-        start = torch.full_like(windows[:, :1], self.eot_id)
-        hidden = model.encode(torch.cat([start, windows[:, :-1]], dim=1)).hidden  # (B, T, D)
+        hidden = self.hidden(model, windows)
         return chunked_cross_entropy(
             hidden, model.head_weight, windows, vocab_chunk=self.vocab_chunk, reduction=reduction
         )

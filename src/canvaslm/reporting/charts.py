@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from canvaslm.reporting.bound_section import BoundCurves
+
 _INK, _GRID = "#010101", "#020202"
 _SERIES = {"diffusion": "#030303", "autoregressive": "#040404"}
 _VARIABLES = {
@@ -40,6 +42,7 @@ def draw_figures(
     curves: Mapping[str, Mapping[str, Sequence[float]]],
     bars: Mapping[str, tuple[float, float | None]],
     times: Sequence[float],
+    bound: BoundCurves,
 ) -> dict[str, str]:
     """Draw what there is to draw: SVG by name, without those that have no figures.
 
@@ -48,6 +51,7 @@ def draw_figures(
         bars: nats per token of each objective, and of what they are held against, with its
             standard error or None.
         times: what each diffusion time adds to the bound, from time 1 on.
+        bound: the curves of the bound in full.
     """
     drawings = {}
     if curves:
@@ -58,7 +62,22 @@ def draw_figures(
     if bars:
         drawings["parity"] = _draw_bars(bars, name="parity", y_label="held-out nats per token")
     if times:
-        drawings["times"] = _draw_times(times, name="times", y_label="nats per token")
+        drawings["times"] = _draw_times(
+            times, name="times", x_label="diffusion time", y_label="nats per token"
+        )
+    if bound.times:
+        drawings["bound_times"] = _draw_times(
+            bound.times, name="bound_times", x_label="part of time", y_label="nats per token"
+        )
+    places = (
+        ("bound_positions", bound.positions, "token of a canvas"),
+        ("bound_canvases", bound.canvases, "canvas of a window"),
+    )
+    for name, lines, label in places:
+        if lines:
+            drawings[name] = draw_lines(
+                lines, name=name, x_label=label, y_label="held-out nats per token"
+            )
     return drawings
 
 
@@ -105,13 +124,13 @@ def _draw_bars(bars: Mapping[str, tuple[float, float | None]], *, name: str, y_l
         return _to_svg(figure, name, label=y_label)
 
 
-def _draw_times(times: Sequence[float], *, name: str, y_label: str) -> str:
+def _draw_times(times: Sequence[float], *, name: str, x_label: str, y_label: str) -> str:
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure, axes = _blank("diffusion time", y_label)
+        figure, axes = _blank(x_label, y_label)
         axes.bar(range(1, len(times) + 1), times, width=0.7, color=_SERIES["diffusion"])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(visible=False, axis="x")
-        return _to_svg(figure, name, label=f"{y_label} of the bound at each diffusion time")
+        return _to_svg(figure, name, label=f"{y_label} of the bound at each {x_label}")
 
 
 def _blank(x_label: str, y_label: str) -> tuple[Figure, Axes]:

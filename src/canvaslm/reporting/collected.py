@@ -18,6 +18,7 @@ _JUDGED = (  # the reports that owe a verdict
     "audit_run.diffusion",
     "audit_windows",
     "docs_gate",
+    "eval_bound",
     "eval_loss_parity",
     "eval_speedup",
     "pretrain.autoregressive",

@@ -16,6 +16,14 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from canvaslm.params import Params
+from canvaslm.reporting.bound_section import (
+    BoundCurves,
+    read_curves,
+    score_header,
+    score_rows,
+    share_header,
+    share_rows,
+)
 from canvaslm.reporting.collected import Finding, judge, read_whole_metrics
 from canvaslm.reporting.look import NOT_MEASURED, printable, render
 from canvaslm.reporting.provenance import Record, find_stale, look_up, without
@@ -65,6 +73,7 @@ class PageContent:
         bars: nats per token and standard error for each objective that was scored.
         samples: for each decoder, prompts and what came after them.
         times: what each diffusion time adds to the bound, in nats per token.
+        bound: the curves of the bound in full.
         code: stage, digest and number of files of each code fingerprint.
         pages: for each run that was audited, where the page of its audit lies.
         traces: for each training that was not finite throughout, where its trace lies.
@@ -79,6 +88,7 @@ class PageContent:
     bars: Mapping[str, tuple[float, float | None]]
     samples: Mapping[str, Sequence[tuple[str, str]]]
     times: Sequence[float]
+    bound: BoundCurves
     code: Sequence[tuple[str, str, int]]
     pages: Mapping[str, str]
     traces: Mapping[str, str]
@@ -137,6 +147,8 @@ def read_content(
     tables = {
         "training": part("pretrain", lambda: _training_table(metrics), None),
         "parity": part("eval_loss_parity", lambda: _parity_table(metrics), None),
+        "bound": part("eval_bound", lambda: _bound_table(metrics), None),
+        "shares": part("eval_bound", lambda: _shares_table(metrics), None),
         "speed": part("eval_speedup", lambda: _speed_table(metrics), None),
         "runs": part("audit_run", lambda: _runs_table(metrics), None),
         "audit": part("audit_windows", lambda: _audit_table(metrics), None),
@@ -158,6 +170,9 @@ def read_content(
         times=[]
         if "eval_loss_parity" in stale
         else part("eval_loss_parity.by_time", lambda: _times(by_time), []),
+        bound=BoundCurves()
+        if "eval_bound" in stale
+        else part("eval_bound.curves", lambda: read_curves(reports / "eval_bound"), BoundCurves()),
         samples=part("audit_windows.samples", lambda: _held_out(audited, n), {})
         | (
             {}
@@ -288,6 +303,16 @@ def _parity_table(metrics: Mapping[str, Any]) -> Table | None:
         "estimator",
     )
     return Table(header=header, rows=rows)
+
+
+def _bound_table(metrics: Mapping[str, Any]) -> Table | None:
+    bound = metrics.get("eval_bound")
+    return None if bound is None else Table(header=score_header(), rows=score_rows(bound))
+
+
+def _shares_table(metrics: Mapping[str, Any]) -> Table | None:
+    bound = metrics.get("eval_bound")
+    return None if bound is None else Table(header=share_header(), rows=share_rows(bound))
 
 
 def _speed_table(metrics: Mapping[str, Any]) -> Table | None:

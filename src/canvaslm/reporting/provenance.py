@@ -21,6 +21,7 @@ _MODEL = "trained_model_sha256"
 _GATES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_TRAININGS, ("audit_windows",)),
     **dict(zip(_AUDITS, ((place,) for place in _TRAININGS), strict=True)),
+    "eval_bound": _AUDITS,
     "eval_loss_parity": _AUDITS,
     "eval_speedup": _AUDITS,
 }
@@ -28,6 +29,10 @@ _GATES: Mapping[str, tuple[str, ...]] = {
 _ABOUT: Mapping[str, Mapping[str, str]] = {
     "audit_run.autoregressive": {"pretrain.autoregressive": _MODEL},
     "audit_run.diffusion": {"pretrain.diffusion": _MODEL},
+    "eval_bound": {
+        "pretrain.autoregressive": f"autoregressive.{_MODEL}",
+        "pretrain.diffusion": f"diffusion.{_MODEL}",
+    },
     "eval_loss_parity": {
         "pretrain.autoregressive": f"autoregressive.{_MODEL}",
         "pretrain.diffusion": f"diffusion.{_MODEL}",
