@@ -86,3 +86,22 @@ def test_evidence_of_many_times_is_that_of_each() -> None:
     found = token_evidence(torch.arange(1, 9), n_times=8, vocab_size=V)
     expected = [own_evidence(t, n_times=8, vocab_size=V) for t in range(1, 9)]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("levels", [GridLevels(n_times=4), ContinuousLevels(n_passes=4)])
+def test_logits_of_the_cavity_cost_what_the_posterior_of_the_same_cavity_costs(
+    tiny_layout: Layout, levels: GridLevels | ContinuousLevels
+) -> None:
+    """Bound and diagnostic, reconstruction included."""
+    clean, noisy, logits = drawn(levels, tiny_layout)
+    times = noisy.times.repeat_interleave(4, 1)
+    n_times = levels.n_passes if isinstance(levels, GridLevels) else 1
+    evidence = token_evidence(times, n_times=n_times, vocab_size=V)
+    cavity = logits - evidence[..., None] * functional.one_hot(noisy.ids, V)
+    eye = torch.eye(V, dtype=torch.float64)
+    posterior, bare = (
+        levels.nats(given, eye, noisy, clean, vocab_chunk=10, is_cavity=is_cavity)
+        for given, is_cavity in ((logits, False), (cavity, True))
+    )
+    torch.testing.assert_close(bare.bound, posterior.bound, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(bare.plain, posterior.plain, rtol=1e-10, atol=1e-10)

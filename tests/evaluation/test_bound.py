@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 import evaluations
-from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.evaluation import bound as bound_module
 from canvaslm.evaluation.bound import FullBound, judge_rows, measure_bound
 from canvaslm.evaluation.bound_figures import bound_scores, curve, gap_shares
@@ -27,7 +26,7 @@ from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import to_json
 from canvaslm.reporting.progress import untracked
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=3, vocab_size=29)
 KNOBS: dict[str, Any] = {
@@ -101,7 +100,7 @@ def test_the_bound_on_a_grid_is_the_one_that_the_comparison_of_losses_reports(
         seed=1, device="cpu", n_times=4, max_windows=None, batch_windows=2, vocab_chunk=16,
         max_gap_percent=10.0,
     )  # fmt: skip
-    diffusion = DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.5)
+    diffusion = tiny_diffusion()
     totals = measure_loss_parity(
         twin,
         denoiser,

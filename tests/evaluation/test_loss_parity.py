@@ -57,6 +57,7 @@ class Scripted:
         self.table = torch.from_numpy(np.log(np.vstack([steps, first])))  # last: nothing before
         self.training = False
         self.sees_itself = False
+        self.params = tiny_shape()
 
     def eval(self) -> None:
         self.training = False

@@ -242,6 +242,7 @@ class ExactChain:
 
     def __init__(self, flip: float, n_times: int) -> None:
         self.n_times = n_times
+        self.params = tiny_shape()
         self.head_weight = torch.eye(3, dtype=torch.float64)
         posteriors = [
             token_posteriors(copy_chain(3, 3, flip), kept_share(t, n_times))[1]

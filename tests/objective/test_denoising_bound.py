@@ -11,13 +11,12 @@ from torch import Tensor
 from canvaslm.diffusion.bound import step_nats
 from canvaslm.diffusion.continuous_bound import continuous_nats
 from canvaslm.diffusion.levels import ContinuousLevels, GridLevels, Levels
-from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.denoising_bound import Conditioning, bound_passes, conditionings_of
 from oracles import all_sequences, kept_share, noise_matrix
-from shapes import tiny_shape
+from shapes import tiny_diffusion, tiny_shape
 
 SWEEPS: list[Levels] = [GridLevels(n_times=5), ContinuousLevels(n_passes=4)]
 BOTH: tuple[Conditioning, ...] = ("off", "two_pass")
@@ -101,7 +100,7 @@ def test_both_bounds_equal_a_loop_with_dense_logits_and_a_guess_of_the_same_nois
 def test_the_bound_on_a_grid_is_the_objectives_to_the_bit(tiny_layout: Layout) -> None:
     model, diffusion = (
         tiny_model(tiny_layout),
-        DiffusionParams(train_times=4, context="clean", self_conditioning_share=0.5),
+        tiny_diffusion(),
     )
     windows, numbers = windows_of(tiny_layout, 3), np.arange(3)
     objective = Denoising(layout=tiny_layout, diffusion=diffusion, seed=5, vocab_chunk=10)

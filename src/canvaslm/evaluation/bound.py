@@ -204,7 +204,7 @@ def measure_bound(
     *,
     next_token: NextToken,
     layout: Layout,
-    train_times: int,
+    train_times: int | None,
     params: EvalBoundParams,
     track: Track,
 ) -> FullBound:
@@ -216,7 +216,7 @@ def measure_bound(
         held_out: windows that neither has seen.
         next_token: the twin's objective.
         layout: of the denoiser.
-        train_times: the number of times that the denoiser was trained at.
+        train_times: the number of times that the denoiser was trained at; None: at any.
         params: which levels of noise, which windows.
         track: shows how far it is.
     """
@@ -266,7 +266,7 @@ def judge_rows(twin: dict[str, Any], bounds: Sequence[dict[str, Any]]) -> tuple[
     return "pass", f"{len(bounds)} bounds and the twin's loss, all of {twin['n_tokens']} tokens"
 
 
-def _sweeps(params: EvalBoundParams, train_times: int) -> list[Levels]:
+def _sweeps(params: EvalBoundParams, train_times: int | None) -> list[Levels]:
     told = train_times if params.told_times == "trained" else None
     grids: list[Levels] = [GridLevels(n_times=n, told=told) for n in params.n_times]
     return [*grids, ContinuousLevels(n_passes=params.continuous_passes, told=told)]
