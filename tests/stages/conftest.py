@@ -97,7 +97,7 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
                 "layout": layout.model_dump(),
                 "model": params.model_dump(),
                 "diffusion": {"train_times": 4, "context": "clean", "self_conditioning_share": 0.5},
-                "pretrain": {"steps": 4, "windows_per_step": 2},
+                "pretrain": {"steps": 4, "windows_per_step": 2, "ema_decay": 0.0},
                 "data": data,
                 "code": "c",
                 "parent": None,

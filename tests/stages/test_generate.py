@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from averages import save_other_weights
 from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
@@ -70,6 +71,19 @@ def test_objective_of_the_checkpoint_chooses_the_decoder(decodable: dict[str, Pa
             params=params,
         ).made
         assert (len(made.ids), made.canvases) == (6, canvases)
+
+
+@pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])
+def test_an_average_of_the_weights_writes_the_text(
+    decodable: dict[str, Path], tmp_path: Path, objective: str
+) -> None:
+    """As a checkpoint does that was trained to those weights."""
+    texts = []
+    for as_average in (True, False):
+        place = tmp_path / str(as_average)
+        saved = save_other_weights(decodable[objective], place, as_average=as_average)
+        texts.append(_continue(decodable | {objective: saved}, objective))
+    assert texts[0] == texts[1] != _continue(decodable, objective)
 
 
 def test_seed_decides_the_text(decodable: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.training.identity import run_identity
 from canvaslm.training.learner import Objective
+from canvaslm.training.optimizer import update_flops
 from canvaslm.training.plan import Recipe
 
 
@@ -24,8 +25,9 @@ class Job:
 
     @property
     def flops_per_window(self) -> float:
-        """Forward and backward operations for one window."""
-        return self.objective.flops_per_window(self.recipe.model)
+        """Forward and backward operations for one window, and its share of those of an update."""
+        passes = self.objective.flops_per_window(self.recipe.model)
+        return passes + update_flops(self.recipe) / self.recipe.pretrain.windows_per_step
 
 
 def make_job(
