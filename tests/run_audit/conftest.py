@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "prefix": {"model": {"clean_mask": "block", "self_conditioning": "input"},
                "diffusion": {"context": "prefix"}},
     "autoregressive": {},
+    "muon": {"pretrain": {"optimizer": "muon", "muon_learning_rate": 0.02, "ema_decay": 0.6}},
 }  # fmt: skip
 
 Open = Callable[[str], Subject]
@@ -47,7 +48,7 @@ def make_recipe(kind: str) -> Recipe:
         layout=LAYOUT,
         model=tiny_shape(**changes.get("model", {})),
         diffusion=DiffusionParams(**(diffusion | changes.get("diffusion", {}))),
-        pretrain=PretrainParams(**(base["pretrain"] | KNOBS)),
+        pretrain=PretrainParams(**(base["pretrain"] | KNOBS | changes.get("pretrain", {}))),
     )
 
 
