@@ -407,3 +407,37 @@ def chi_square_p(texts: Tensor, law: Tensor, *, vocab_size: int) -> float:
     statistic = ((counts - expected) ** 2 / expected).sum()
     freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+# --- optimisers -----------------------------------------------------------------------------------
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Muon's five iterations in float64, on the singular values alone."""
+    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    values = values / max(float(matrix.double().norm()), 1e-7)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return left @ torch.diag(values) @ right
+
+
+def muon_by_hand(
+    weight: Tensor, gradients: list[Tensor], *, rate: float, momentum: float, decay: float
+) -> Tensor:
+    """Weights after a step on each gradient, in float64."""
+    weight, mean = weight.double(), torch.zeros_like(weight, dtype=torch.float64)
+    for gradient in gradients:
+        mean = momentum * mean + (1 - momentum) * gradient.double()
+        ahead = momentum * mean + (1 - momentum) * gradient.double()
+        size = 0.2 * math.sqrt(max(weight.shape))
+        weight = weight - rate * decay * weight - rate * size * orthogonalised(ahead)
+    return weight
+
+
+def averaged_by_hand(weights: list[Tensor], decay: float) -> Tensor:
+    """The average after some updates, in float64; what stood before the first is forgotten."""
+    average = torch.zeros_like(weights[0], dtype=torch.float64)
+    for number, weight in enumerate(weights, start=1):
+        memory = min(decay, (number - 1) / (number + 9))
+        average = memory * average + (1 - memory) * weight.double()
+    return average

@@ -22,6 +22,7 @@ from canvaslm.checkpoint import (
     export_checkpoint,
     is_finite,
     load_model,
+    load_trained_model,
     refuse_to_replace,
     restore,
     save_checkpoint,
@@ -42,7 +43,12 @@ IDENTITY = {
     "model": MODEL.model_dump(),
     "layout": LAYOUT.model_dump(),
     "diffusion": tiny_diffusion().model_dump(),
-    "pretrain": {"steps": 10**9, "windows_per_step": 4, "learning_rate": 0.01},
+    "pretrain": {
+        "steps": 10**9,
+        "windows_per_step": 4,
+        "learning_rate": 0.01,
+        "ema_decay": 0.0,
+    },
     "data": {"manifest_sha256": "m", "tokenizer_sha256": "t", "eot_id": 0, "shards": {}},
     "code": "c",
     "parent": None,
@@ -191,6 +197,55 @@ def test_a_checkpoint_is_of_its_moment_and_not_of_the_present(tmp_path):
     assert restore(directory, model=model, optimizer=optimizer) == progress
     for name, tensor in tensors_of(model, optimizer).items():
         assert torch.equal(then[name], tensor), name
+
+
+def with_average(pair):
+    """The pair with an average beside each weight, which is another number."""
+    model, optimizer = pair
+    for parameter in model.parameters():
+        optimizer.state[parameter]["ema"] = parameter.detach() * 0.5 + 1
+    return model, optimizer
+
+
+AVERAGED = IDENTITY | {"pretrain": IDENTITY["pretrain"] | {"ema_decay": 0.9}}
+
+
+def test_what_is_judged_is_the_average_where_the_run_kept_one(tmp_path):
+    model, optimizer = with_average(make_pair())
+    saved, _ = save(tmp_path, (model, optimizer), identity=AVERAGED)
+    judged, trained = load_model(saved), load_trained_model(saved)
+    for name, weight in model.named_parameters():
+        assert torch.equal(judged.get_parameter(name), weight * 0.5 + 1), name
+        assert torch.equal(trained.get_parameter(name), weight), name
+    assert judged.head_weight.data_ptr() == judged.embedding.weight.data_ptr()
+    assert not judged.training
+    assert all(parameter.requires_grad for parameter in judged.parameters())
+
+
+def test_without_an_average_the_trained_weights_are_judged(saved, pair):
+    for name, weight in pair[0].named_parameters():
+        assert torch.equal(load_model(saved).get_parameter(name), weight), name
+
+
+def test_an_average_that_is_missing_is_refused_and_not_replaced(tmp_path):
+    saved, _ = save(tmp_path, make_pair(), identity=AVERAGED)
+    with pytest.raises(InputError, match=r"missing .*ema/embedding\.weight"):
+        load_model(saved)
+    load_trained_model(saved)
+
+
+def test_an_optimiser_without_a_place_for_the_average_is_refused(tmp_path):
+    saved, _ = save(tmp_path, with_average(make_pair()), identity=AVERAGED)
+    model, optimizer = make_pair()
+    with pytest.raises(InputError, match=r"unexpected .*ema/embedding\.weight"):
+        restore(saved, model=model, optimizer=optimizer)
+
+
+def test_a_parameter_without_state_is_never_saved(tmp_path):
+    model, optimizer = make_pair()
+    del optimizer.state[model.embedding.weight]
+    with pytest.raises(AssertionError, match=r"embedding\.weight has no state yet"):
+        save(tmp_path, (model, optimizer))
 
 
 def test_equal_state_gives_equal_bytes(tmp_path):

@@ -48,7 +48,7 @@ from canvaslm.reporting.files import (
 
 _MODEL, _OPTIMIZER = TENSOR_FILES
 _FILES = (*TENSOR_FILES, STATE)
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_AVERAGE = "ema/"
 _HEADER_BYTES = 128  # of a tensor in a safetensors file besides its name, at most
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def save_checkpoint(
     Args:
         root: the folder of checkpoints.
         model: the plain model.
-        optimizer: its AdamW, with state for every parameter.
+        optimizer: with state for every parameter.
         progress: where the run stands.
         identity: what run this is, as plain JSON values.
         keep_last: how many checkpoints up to this one stay; None keeps all. Those of later steps
@@ -151,11 +151,30 @@ def refuse_damaged(directory: Path) -> None:
 
 
 def load_model(directory: Path) -> Backbone:
-    """Build the model of a checkpoint, on the CPU and in evaluation mode, its head tied.
+    """Build the model that a checkpoint is judged by and used as, its head tied.
+
+    Its weights are the average over the run where the run kept one, and the trained ones else. It
+    lies on the CPU, in evaluation mode.
 
     Raises:
         InputError: this is no checkpoint, a file is missing or has another hash, a tensor is
             missing, unexpected, of another shape or type, or not finite.
+    """
+    model = load_trained_model(directory)
+    if read_state(directory).identity.pretrain.ema_decay:
+        targets = {_AVERAGE + name: p.data for name, p in model.named_parameters()}
+        moments = _read_tensors(directory / _OPTIMIZER)
+        averages = {name: moments[name] for name in moments if name.startswith(_AVERAGE)}
+        _compare(targets, averages, directory / _OPTIMIZER)
+        _copy_into(targets, averages)
+    return model
+
+
+def load_trained_model(directory: Path) -> Backbone:
+    """Build the model of a checkpoint with the weights that training goes on from.
+
+    Raises:
+        InputError: as :func:`load_model`.
     """
     state = read_state(directory)
     _verify(directory, state)
@@ -363,11 +382,12 @@ def _numbered(root: Path) -> list[Path]:
 
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state under the names of the parameters that it belongs to."""
-    return {
-        f"{moment}/{name}": optimizer.state[parameter][moment]
-        for name, parameter in model.named_parameters()
-        for moment in _MOMENTS
-    }
+    moments = {}
+    for name, parameter in model.named_parameters():
+        assert optimizer.state[parameter], f"{name} has no state yet"
+        for moment, value in optimizer.state[parameter].items():
+            moments[f"{moment}/{name}"] = value
+    return moments
 
 
 def _refuse_non_finite(files: dict[str, dict[str, Tensor]], step: int) -> None:

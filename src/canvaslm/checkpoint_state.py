@@ -87,12 +87,13 @@ class Progress(Params):
 
 
 class _Pretrain(Params):
-    """The keys of ``pretrain`` that decide the weights, of which two are read here."""
+    """The keys of ``pretrain`` that decide the weights, of which three are read here."""
 
     model_config = ConfigDict(extra="allow")
 
     windows_per_step: int = Field(ge=1)
     steps: int = Field(ge=1)
+    ema_decay: float = Field(ge=0, lt=1)
 
 
 class _Data(Params):

@@ -86,7 +86,7 @@ def test_output_site_adds_the_projected_guess_once(build_model, batch) -> None:
 
 
 def test_flags_that_are_numbers_are_refused() -> None:
-    layer = SelfConditioning(4, bias=True)
+    layer = SelfConditioning(4, bias=True, gated=False)
     with pytest.raises(TypeError, match="expected bool"):
         layer(torch.zeros(2, 3, 4), torch.tensor([1.0, 0.0]))
 

@@ -98,10 +98,7 @@ def test_both_bounds_equal_a_loop_with_dense_logits_and_a_guess_of_the_same_nois
 
 
 def test_the_bound_on_a_grid_is_the_objectives_to_the_bit(tiny_layout: Layout) -> None:
-    model, diffusion = (
-        tiny_model(tiny_layout),
-        tiny_diffusion(),
-    )
+    model, diffusion = tiny_model(tiny_layout), tiny_diffusion()
     windows, numbers = windows_of(tiny_layout, 3), np.arange(3)
     objective = Denoising(layout=tiny_layout, diffusion=diffusion, seed=5, vocab_chunk=10)
     of_objective = objective.bound_nats(model, windows, numbers, n_times=5)
@@ -155,6 +152,7 @@ class Pairs:
     """Canvases of two letters of three: what one says of itself depends on the other's noise."""
 
     def __init__(self) -> None:
+        self.params = tiny_shape()
         self.head_weight = torch.eye(3, dtype=torch.float64)
         rng = np.random.default_rng(11)
         self.cavity = torch.from_numpy(1.5 * rng.normal(size=(9, 2, 3)))  # by noisy canvas

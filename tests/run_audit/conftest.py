@@ -40,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
                "diffusion": {"first_phase": "noisy", "first_phase_share": 0.5,
                              "loss": "changed"}},
     "bound": {"diffusion": {"loss": "bound", "time_draw": "middle"}},
+    "muon": {"pretrain": {"optimizer": "muon", "muon_learning_rate": 0.02, "ema_decay": 0.6}},
 }  # fmt: skip
 
 Open = Callable[[str], Subject]
@@ -53,7 +54,7 @@ def make_recipe(kind: str) -> Recipe:
         layout=LAYOUT,
         model=tiny_shape(**changes.get("model", {})),
         diffusion=tiny_diffusion(**changes.get("diffusion", {})),
-        pretrain=PretrainParams(**(base["pretrain"] | KNOBS)),
+        pretrain=PretrainParams(**(base["pretrain"] | KNOBS | changes.get("pretrain", {}))),
     )
 
 

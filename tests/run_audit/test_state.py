@@ -1,6 +1,7 @@
 """Is everything that a run can leave behind wrongly told by its own name?"""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from canvaslm.checkpoint import load_trained_model
 from canvaslm.model.backbone import Backbone
-from canvaslm.run_audit import revival
+from canvaslm.run_audit import average, revival
 from canvaslm.run_audit.rehearsal import fresh_learner, learn_one_window, take_steps
 from canvaslm.run_audit.revival import stored_identity
 from canvaslm.run_audit.state import check_state
@@ -46,11 +48,51 @@ def rewrite_state(subject, change):
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "muon"])
 def test_a_clean_run_passes(open_long, failures, kind):
     checks = check_state(open_long(kind))
     assert failures(checks) == [], checks
-    assert len(checks) == 9
+    assert len(checks) == (10 if kind == "muon" else 9)
+
+
+def test_what_has_no_counter_is_told(open_long):
+    told = one(check_state(open_long("muon")), "moments_counted_every_update").measured
+    assert told.startswith("counters at 12; ")
+    assert told.endswith("14 momenta have no counter")
+
+
+def test_trained_weights_that_are_judged_in_place_of_the_average_are_named(
+    open_long, failures, monkeypatch
+):
+    monkeypatch.setattr(average, "load_model", load_trained_model)
+    checks = check_state(open_long("muon"))
+    assert failures(checks) == ["average_is_what_is_judged"]
+    assert "0 of the averages differ" in one(checks, "average_is_what_is_judged").measured
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exp_avg/embedding.weight": None},
+        {"ema/embedding.weight": None},
+        {"momentum_buffer/blocks.0.attention.key.weight": None},
+        {"step/blocks.0.attention.key.weight": torch.tensor(12.0)},
+    ],
+)
+def test_a_moment_too_few_or_too_many_is_named(open_long, change):
+    subject = open_long("muon")
+    path = subject.checkpoint / "optimizer.safetensors"
+    moments = load_file(path)
+    for name, value in change.items():
+        moments.pop(name, None)
+        if value is not None:
+            moments[name] = value
+    save_file(moments, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    rewrite_state(subject, lambda state: state["files"].update({path.name: digest}))
+    check = one(check_state(subject), "checkpoint_is_whole")
+    assert check.verdict == "fail"
+    assert check.measured.startswith("2 of 2 hashes agree")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
@@ -127,33 +169,45 @@ def test_moments_that_began_anew_are_named_by_their_counter(open_long, failures)
 def test_a_head_that_is_another_tensor_is_named_also_with_equal_values(
     open_long, failures, monkeypatch, kind
 ):
-    right = revival.load_model
+    right = revival.load_trained_model
 
     def untied(directory):
         model = right(directory)
         model.__class__ = type("Untied", (Backbone,), {"head_weight": model.head_weight.clone()})
         return model
 
-    monkeypatch.setattr(revival, "load_model", untied)
+    monkeypatch.setattr(revival, "load_trained_model", untied)
     checks = check_state(open_long(kind))
     assert failures(checks) == ["head_is_tied"]
     assert one(checks, "head_is_tied").measured == "two tensors after load, a step after load"
 
 
-@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq", "step"])
-def test_any_part_of_the_optimiser_that_is_lost_is_named(open_long, failures, monkeypatch, moment):
+@pytest.mark.parametrize(
+    ("kind", "moment", "name"),
+    [
+        ("diffusion", "exp_avg", "embedding.weight"),
+        ("diffusion", "exp_avg_sq", "embedding.weight"),
+        ("diffusion", "step", "embedding.weight"),
+        ("muon", "momentum_buffer", "blocks.0.attention.query.weight"),
+        ("muon", "ema", "embedding.weight"),
+    ],
+)
+def test_any_part_of_the_optimiser_that_is_lost_is_named(
+    open_long, failures, monkeypatch, kind, moment, name
+):
     right = revival.restore
 
     def forgetful(directory, *, model, optimizer):
         progress = right(directory, model=model, optimizer=optimizer)
         for state in optimizer.state.values():
-            state[moment].zero_()
+            if moment in state:
+                state[moment].zero_()
         return progress
 
     monkeypatch.setattr(revival, "restore", forgetful)
-    checks = check_state(open_long("diffusion"))
+    checks = check_state(open_long(kind))
     assert failures(checks) == ["optimizer_state_survives"]
-    assert f"{moment}/embedding.weight" in one(checks, "optimizer_state_survives").measured
+    assert f"{moment}/{name}" in one(checks, "optimizer_state_survives").measured
 
 
 def test_a_rehearsal_that_took_no_step_proves_nothing(open_long, failures, monkeypatch):
@@ -162,7 +216,7 @@ def test_a_rehearsal_that_took_no_step_proves_nothing(open_long, failures, monke
 
 
 def test_weights_that_a_load_rounds_are_named(open_long, failures, monkeypatch):
-    right = revival.load_model
+    right = revival.load_trained_model
 
     def rounded(directory):
         model = right(directory)
@@ -170,7 +224,7 @@ def test_weights_that_a_load_rounds_are_named(open_long, failures, monkeypatch):
             model.final_norm.weight.copy_(model.final_norm.weight.bfloat16() * 1.01)
         return model
 
-    monkeypatch.setattr(revival, "load_model", rounded)
+    monkeypatch.setattr(revival, "load_trained_model", rounded)
     assert failures(check_state(open_long("diffusion"))) == ["reload_is_bit_equal"]
 
 

@@ -12,17 +12,18 @@ from canvaslm.checkpoint_state import Identity
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.objective.targets import LossSum
 from canvaslm.run_audit import drill as drill_module
-from canvaslm.run_audit.adamw import applied_rate
+from canvaslm.run_audit.applied import applied_rate
 from canvaslm.run_audit.drill import drill, drill_numbers, drill_steps, highest_step
 from canvaslm.run_audit.outcome import check_loss
 from canvaslm.run_audit.own_loss import has_guess
 from canvaslm.run_audit.rates import due_rate
 from canvaslm.run_audit.updates import check_updates
-from canvaslm.training import learner, optimizer
+from canvaslm.training import learner, muon, optimizer
 from canvaslm.training.learner import Learner
 from canvaslm.training.plan import learning_rate
+from canvaslm.training.weight_average import begin_average, follow_weights
 
-KINDS = ("diffusion", "prefix", "autoregressive")
+KINDS = ("diffusion", "prefix", "autoregressive", "muon")
 OPTIONS = ("phased", "biased", "bound")
 OBJECTIVES = ("diffusion", "autoregressive")
 FROZEN = "blocks.1.feed_forward.up.weight"
@@ -223,6 +224,121 @@ def test_another_memory_of_the_gradient_is_named(open_run, failures, monkeypatch
     assert "learning_rate_is_applied" not in found
 
 
+def _names(checks):
+    return [check.name for check in checks]
+
+
+def test_a_run_under_muon_is_asked_of_both_rules_and_of_its_average(open_run):
+    checks = check_updates(open_run("muon"))
+    asked = {"update_is_adamw", "update_is_muon", "average_follows_the_weights"}
+    assert asked <= set(_names(checks))
+    assert not (asked - {"update_is_adamw"}) & set(_names(check_updates(open_run("diffusion"))))
+    told = named(checks, "update_is_muon").measured
+    assert "the decay can be told of 14 of 14 parameters" in told
+    assert " of Muon" in named(checks, "learning_rate_is_applied").measured
+
+
+def without_nesterov(self, matrix, gradient, group):
+    """The mean itself is made orthogonal."""
+    mean = self.state[matrix]["momentum_buffer"]
+    mean.lerp_(gradient, 1 - group["momentum"])
+    size = 0.2 * max(matrix.shape) ** 0.5
+    matrix.mul_(1 - group["lr"] * group["weight_decay"])
+    matrix.add_(muon.orthogonalise(mean), alpha=-group["lr"] * size)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "wrong"),
+    [
+        (muon.Muon, "_move", without_nesterov),
+        (muon, "_ITERATIONS", 4),
+        (muon, "_QUINTIC", (1.5, -0.5, 0.0)),
+    ],
+)
+def test_another_direction_under_muon_is_named(open_run, failures, monkeypatch, place, name, wrong):
+    monkeypatch.setattr(place, name, wrong)
+    checks = check_updates(open_run("muon"))
+    found = failures(checks)
+    assert "update_is_muon" in found, checks
+    assert "update_is_adamw" not in found
+    assert "average_follows_the_weights" not in found
+
+
+def test_another_decay_under_muon_is_named(open_run, failures, monkeypatch):
+    def without_decay(model, params):
+        made = optimizer.make_optimizer(model, params)
+        made.param_groups[2]["weight_decay"] = 0.0
+        return made
+
+    monkeypatch.setattr(learner, "make_optimizer", without_decay)
+    checks = check_updates(open_run("muon"))
+    assert failures(checks) == ["update_is_muon"]
+    assert "test_matrices_decay" in named(checks, "update_is_muon").first_test
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_rate_of_muon_that_is_not_its_own_is_named(open_run, failures, monkeypatch, share):
+    def at_another_rate(model, params):
+        made = optimizer.make_optimizer(model, params)
+        made.param_groups[2]["rate_share"] = share
+        return made
+
+    monkeypatch.setattr(learner, "make_optimizer", at_another_rate)
+    checks = check_updates(open_run("muon"))
+    due = "learning_rate_follows_schedule" if share else "learning_rate_is_applied"
+    assert failures(checks)[0] == due
+    assert " of Muon" in named(checks, due).measured
+
+
+def test_a_mean_that_sees_more_than_clipping_left_is_named(open_run, failures, monkeypatch):
+    def late(made, *, learning_rate, norm, max_norm):
+        optimizer.update(made, learning_rate=learning_rate, norm=norm, max_norm=1e30)
+        parameters = [p for group in made.param_groups for p in group["params"]]
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+    monkeypatch.setattr(learner, "update", late)
+    assert failures(check_updates(open_run("muon")))[0] == "clipping_precedes_the_update"
+
+
+def test_adamw_in_muon_s_place_is_named(open_run, failures, monkeypatch):
+    """The finished state cannot be restored into it; fresh weights are drilled all the same."""
+    monkeypatch.setattr(optimizer, "moves_by_muon", lambda name, parameter, params: False)
+    monkeypatch.setattr(drill_module, "restore", lambda directory, *, model, optimizer: None)
+    checks = check_updates(open_run("muon"))
+    assert "update_is_muon" in failures(checks)
+    told = named(checks, "update_is_muon")
+    assert told.measured.startswith("14 parameters are moved otherwise: blocks.0.")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda optimizer, decay: None,  # it stays where it was
+        lambda optimizer, decay: follow_weights(optimizer, decay / 2),
+        lambda optimizer, decay: begin_average(optimizer),  # it is the weights
+    ],
+)
+@pytest.mark.parametrize("decay", [0.6, 0.999])
+def test_an_average_that_goes_another_way_is_named(open_run, failures, monkeypatch, wrong, decay):
+    monkeypatch.setattr(learner, "follow_weights", wrong)
+    subject = with_knobs(open_run("muon"), ema_decay=decay)
+    assert failures(check_updates(subject)) == ["average_follows_the_weights"]
+
+
+def test_a_parameter_without_an_average_is_named(open_run, failures, monkeypatch):
+    def without_one(model, params):
+        made = optimizer.make_optimizer(model, params)
+        for state in made.state.values():
+            state.pop("ema")
+        return made
+
+    monkeypatch.setattr(learner, "make_optimizer", without_one)
+    monkeypatch.setattr(learner, "follow_weights", lambda optimizer, decay: None)
+    monkeypatch.setattr(drill_module, "restore", lambda directory, *, model, optimizer: None)
+    found = failures(check_updates(open_run("muon")))
+    assert found == ["average_follows_the_weights"]
+
+
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_schedule_that_counts_micro_batches_is_named_first(open_run, failures, kind, monkeypatch):
     """Even where the run's own steps had a single pass, so that its log is right."""
@@ -272,7 +388,10 @@ def test_the_plan_stated_twice_is_one_plan(open_run, warmup, share, schedule, de
         }
     )
     for step in range(30):
-        assert due_rate(step, params) == pytest.approx(learning_rate(step, params), abs=1e-12)
+        due = learning_rate(step, params)
+        assert due_rate(step, params) == pytest.approx(due, abs=1e-12)
+        share = params.muon_learning_rate / params.learning_rate
+        assert due_rate(step, params, rule="muon") == pytest.approx(due * share, abs=1e-12)
 
 
 def test_a_parameter_that_never_moved_is_named(open_run, failures):

@@ -100,7 +100,7 @@ def save_decodable(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
                 "layout": layout.model_dump(),
                 "model": params.model_dump(),
                 "diffusion": tiny_diffusion(next_token_weight=next_token_weight).model_dump(),
-                "pretrain": {"steps": 4, "windows_per_step": 2},
+                "pretrain": {"steps": 4, "windows_per_step": 2, "ema_decay": 0.0},
                 "data": data,
                 "code": "c",
                 "parent": None,

@@ -16,6 +16,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from averages import save_other_weights
 from canvaslm.checkpoint import save_checkpoint
 from canvaslm.checkpoint_state import Progress, SkippedStep
 from canvaslm.corpus.manifest import Manifest, read_manifest
@@ -95,7 +96,7 @@ def save_model(
                 "manifest_sha256": manifest.sha256,
                 "shards": {},
             },
-            "pretrain": {"steps": 4, "windows_per_step": 2},
+            "pretrain": {"steps": 4, "windows_per_step": 2, "ema_decay": 0.0},
             "code": "c",
             "parent": None,
         },
@@ -185,6 +186,26 @@ def test_stage_scores_both_checkpoints_on_the_same_tokens(
     ):
         total = sum(float(row[column]) for row in rows)
         assert total / tokens == pytest.approx(figure, rel=1e-12)
+
+
+def test_an_average_of_the_weights_is_what_is_judged_and_the_report_says_so(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """As a checkpoint is that was trained to those weights; the hash is that of its own file."""
+    found = {}
+    for name, as_average in (("averaged", True), ("trained", False)):
+        other = save_other_weights(inputs["diffusion"], tmp_path / name, as_average=as_average)
+        judge(inputs, tmp_path / "out" / name, diffusion=other)
+        text = (tmp_path / "out" / name / "metrics.json").read_text()
+        found[name] = json.loads(text)["diffusion"]
+        assert found[name].pop("judged_weights") == name
+        sha256 = hashlib.sha256((other / "model.safetensors").read_bytes()).hexdigest()
+        assert found[name].pop("trained_model_sha256") == sha256
+    assert found["averaged"] == found["trained"]
+    judge(inputs, tmp_path / "plain")
+    plain = json.loads((tmp_path / "plain" / "metrics.json").read_text())
+    assert plain["diffusion"]["bound_nats_per_token"] != found["trained"]["bound_nats_per_token"]
+    assert plain["autoregressive"]["judged_weights"] == "trained"
 
 
 def test_evaluating_again_writes_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from averages import save_other_weights
 from canvaslm.checkpoint_state import read_state
 from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.errors import InputError
@@ -115,6 +116,19 @@ def test_drafts_that_nothing_can_verify_are_refused_in_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.strip().splitlines()
     assert "generate.mode: expected canvas: nothing verifies drafts of this checkpoint" in line
+
+
+@pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])
+def test_an_average_of_the_weights_writes_the_text(
+    decodable: dict[str, Path], tmp_path: Path, objective: str
+) -> None:
+    """As a checkpoint does that was trained to those weights."""
+    texts = []
+    for as_average in (True, False):
+        place = tmp_path / str(as_average)
+        saved = save_other_weights(decodable[objective], place, as_average=as_average)
+        texts.append(_continue(decodable | {objective: saved}, objective))
+    assert texts[0] == texts[1] != _continue(decodable, objective)
 
 
 def test_seed_decides_the_text(decodable: dict[str, Path]) -> None:

@@ -57,12 +57,15 @@ def test_what_is_skipped_on_purpose_is_no_bad_step_and_ends_no_streak():
     assert not any(is_bad(cause) for cause in ("", MARKED, NO_TARGETS))
 
 
-@pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq", "ema"])
 def test_damage_is_named_by_tensor(kind):
+    """Whatever state there is, an average among it."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+    for parameter in model.parameters():
+        optimizer.state[parameter]["ema"] = parameter.detach().clone()
     assert damage(model, optimizer) is None
     broken = model.bias if kind == "weight" else optimizer.state[model.bias][kind]
     with torch.no_grad():

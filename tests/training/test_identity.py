@@ -47,6 +47,10 @@ def test_cadence_place_and_the_way_of_computing_are_not_identity(tiny_recipe, ch
         {"seed": 4},
         {"steps": 16},
         {"learning_rate": 0.02},
+        {"optimizer": "muon"},
+        {"muon_learning_rate": 0.01},
+        {"muon_momentum": 0.95},
+        {"ema_decay": 0.9},
         {"schedule": "warmup_stable_decay"},
         {"precision": "bfloat16"},
         {"max_consecutive_bad_steps": 9},  # it decides which steps are marked

@@ -230,6 +230,15 @@ def test_a_fork_is_a_new_run_with_those_weights(short, shards, tmp_path, parent,
     assert any(not torch.equal(a, b) for a, b in zip(learned, stored.values(), strict=True))
 
 
+def test_the_average_of_a_fork_begins_with_its_weights(short, shards, tmp_path, parent):
+    """Of step 0, which is saved before any update."""
+    go_on(short(ema_decay=0.9, keep_last=None), shards, tmp_path / "fork", fork=parent)
+    (run,) = (tmp_path / "fork" / "work").iterdir()
+    moments = load_file(run / "checkpoints" / "step_00000000" / "optimizer.safetensors")
+    for name, weight in load_file(parent / "model.safetensors").items():
+        assert torch.equal(moments[f"ema/{name}"], weight), name
+
+
 def test_a_run_of_the_seed_has_no_parent(short, shards, tmp_path, parent):
     """So that the same settings with and without a parent are two runs."""
     del parent

@@ -177,6 +177,17 @@ def test_the_samples_of_a_trace_are_counted(tiny_recipe, monkeypatch, kind):
         assert estimate_memory(tiny_recipe(kind, **off), sliced_attention=True).trace == 0
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.999])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_are_what_the_optimiser_of_the_laptop_shape_holds(tiny_recipe, optimizer, decay):
+    """Muon keeps one for each matrix of a block, an average is one more; counters are nothing."""
+    recipe = tiny_recipe(layout=LAPTOP, model=BASE, optimizer=optimizer, ema_decay=decay)
+    state = Learner(recipe, objective_of(recipe), torch.device("cpu")).optimizer.state.values()
+    held = sum(tensor.nbytes for moments in state for tensor in moments.values())
+    estimate = estimate_memory(recipe, sliced_attention=True).moments
+    assert estimate == pytest.approx(held, rel=1e-3)
+
+
 def test_state_is_sixteen_bytes_a_parameter(tiny_recipe):
     """float32 weights, gradients and two moments."""
     estimate = estimate_memory(tiny_recipe(), sliced_attention=True)

@@ -276,7 +276,8 @@ def test_no_rollback_is_made_where_none_is_allowed(tiny_recipe, shards, tmp_path
         finish(job, tmp_path)
 
 
-def test_a_rollback_puts_everything_back(tiny_recipe, shards, tmp_path, monkeypatch):
+@pytest.mark.parametrize("knobs", [{}, {"optimizer": "muon", "ema_decay": 0.9}])
+def test_a_rollback_puts_everything_back(tiny_recipe, shards, tmp_path, monkeypatch, knobs):
     """BR-49: weights, moments, counters and logs are those of the checkpoint, bit by bit."""
     seen = {}
     take_step = Learner.take_step
@@ -292,7 +293,7 @@ def test_a_rollback_puts_everything_back(tiny_recipe, shards, tmp_path, monkeypa
         return take_step(self, step, windows, numbers)
 
     monkeypatch.setattr(Learner, "take_step", spy)
-    job = job_of(tiny_recipe(), shards, poison=windows_of(6, 7, 8))
+    job = job_of(tiny_recipe(**knobs), shards, poison=windows_of(6, 7, 8))
     finish(job, tmp_path)
     (weights, moments, *batch), (weights_again, moments_again, *batch_again) = seen[5]
     assert all(torch.equal(value, weights_again[name]) for name, value in weights.items())

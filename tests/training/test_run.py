@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from canvaslm.checkpoint import latest_complete, load_model
 from canvaslm.checkpoint_state import read_state
@@ -18,6 +19,7 @@ from canvaslm.training.identity import identity_name
 from canvaslm.training.learner import Learner
 from canvaslm.training.loader import window_numbers
 from canvaslm.training.loop import _readable, advance, start
+from canvaslm.training.optimizer import update_flops
 from canvaslm.training.plan import learning_rate
 from canvaslm.training.run_state import open_run
 from runs import OUTS, StoppedError, finish, folder, job_of, loss_rows, stop_after
@@ -43,6 +45,47 @@ def test_a_stopped_and_resumed_run_gives_the_same_bytes(tiny_recipe, shards, tmp
             finish(job, place, stop_after(stop))
         assert not (place / "out").exists()
         assert finish(job, place) == straight, stop
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_a_resumed_run_under_muon_and_with_an_average_gives_the_same_bytes(
+    tiny_recipe, shards, tmp_path, kind
+):
+    """A step is skipped before the stop and one after it."""
+    recipe = tiny_recipe(kind, optimizer="muon", ema_decay=0.9)
+    job = job_of(recipe, shards, poison=(14, 37))
+    straight = finish(job, tmp_path / "straight")
+    for stop in (3, 5, 8):
+        place = tmp_path / str(stop)
+        with pytest.raises(StoppedError):
+            finish(job, place, stop_after(stop))
+        assert finish(job, place) == straight, stop
+    moments = load_file(tmp_path / "straight" / "out" / "optimizer.safetensors")
+    kinds = {name.partition("/")[0] for name in moments}
+    assert kinds == {"exp_avg", "exp_avg_sq", "step", "momentum_buffer", "ema"}
+
+
+@pytest.mark.parametrize("knobs", [{"optimizer": "muon"}, {"ema_decay": 0.9}])
+def test_a_checkpoint_of_another_optimiser_is_another_run_s(tiny_recipe, shards, tmp_path, knobs):
+    """Nothing of it is taken, though it lies where the run looks."""
+    plain, other = (job_of(tiny_recipe(**changes), shards) for changes in ({}, knobs))
+    finish(plain, tmp_path / "plain")
+    due = finish(other, tmp_path / "due")
+    shutil.copytree(folder(plain, tmp_path / "plain"), folder(other, tmp_path / "mixed"))
+    (folder(other, tmp_path / "mixed") / "steps.csv").unlink()
+    assert finish(other, tmp_path / "mixed") == due
+
+
+def test_operations_of_muon_are_counted_among_those_of_a_run(tiny_recipe, shards, tmp_path):
+    """Once a step, however many windows it has."""
+    plain, under_muon = (job_of(tiny_recipe(optimizer=kind), shards) for kind in ("adamw", "muon"))
+    update = update_flops(under_muon.recipe)
+    more = (under_muon.flops_of_first(4) - plain.flops_of_first(4)) / 4
+    assert more == pytest.approx(update / 4) != 0
+    finish(under_muon, tmp_path)
+    assert float(loss_rows(tmp_path)[-1]["flops"]) == pytest.approx(
+        15 * (plain.flops_of_first(4) + update)
+    )
 
 
 def test_a_run_stopped_again_and_again_gives_the_same_bytes(tiny_recipe, shards, tmp_path):

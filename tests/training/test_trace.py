@@ -180,19 +180,25 @@ def test_an_overflow_is_found_in_bfloat16_too(tiny_recipe, windows):
     assert trace.first_place.startswith("the input of blocks.0.feed_forward.down in the clean ")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "moment", "n_spoilt"),
+    [("adamw", "exp_avg", 1), ("muon", "momentum_buffer", 384)],  # one value spoils a whole matrix
+)
 def test_a_moment_that_is_not_finite_is_found_behind_the_weight_that_it_spoilt(
-    tiny_recipe, windows
+    tiny_recipe, windows, optimizer, moment, n_spoilt
 ):
-    """The step with the moment still runs; the next has NaN in a weight."""
-    learner = make_learner(tiny_recipe())
+    """The step with the moment still runs; the next has NaN in a weight, and in its average."""
+    learner = make_learner(tiny_recipe(optimizer=optimizer, ema_decay=0.9))
     train(learner, windows, range(2))
     up = learner.model.get_parameter("blocks.0.feed_forward.up.weight")
-    learner.optimizer.state[up]["exp_avg"][1, 1] = math.nan
+    learner.optimizer.state[up][moment][1, 1] = math.nan
     train(learner, windows, [2])
     learner.take_step(3, windows[4:8], NUMBERS)
     words = learner.explain(3, windows[4:8], NUMBERS).first_place
-    assert "parameter blocks.0.feed_forward.up.weight was not finite (1 of 384 " in words
-    assert "exp_avg of parameter blocks.0.feed_forward.up.weight was not finite (1 of 384" in words
+    name = "parameter blocks.0.feed_forward.up.weight was not finite"
+    assert f"before the step, {name} ({n_spoilt} of 384 " in words
+    assert f"{moment} of {name} (1 of 384" in words
+    assert f"ema of {name} ({n_spoilt} of 384 " in words
 
 
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from canvaslm.checkpoint import latest_complete, load_model
+from canvaslm.checkpoint import latest_complete, load_trained_model
 from canvaslm.checkpoint_state import STATE, State, number_of, read_state
 from canvaslm.code_fingerprint import fingerprint
 from canvaslm.corpus.windows import Windows
@@ -170,7 +170,7 @@ class Patient:
             job=self.job,
             checkpoint=self.checkpoint,
             state=read_state(self.checkpoint),
-            model=load_model(self.checkpoint).to(self.device),
+            model=load_trained_model(self.checkpoint).to(self.device),
             train=self.job.windows,
             held_out=self.held_out,
             loss_rows=[],

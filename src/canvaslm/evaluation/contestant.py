@@ -17,7 +17,7 @@ class Contestant:
     """A trained model and where it comes from.
 
     Attributes:
-        model: the model, on the CPU, in evaluation mode.
+        model: the model, on the CPU, in evaluation mode, with the weights that it is judged by.
         identity: what run it is.
         progress: how far that run went.
         model_sha256: of the file that holds its weights.
@@ -54,13 +54,20 @@ class Contestant:
         """The training behind it, for a report: optimiser steps, tokens, FLOPs, hash of the model.
 
         Steps that changed nothing, and rollbacks, stand beside them: steps and tokens count those.
+        The hash is of the trained weights, also where their average is judged, which is told.
         """
         done = self.progress
         counts: dict[str, float | str] = {x: getattr(done, x) for x in ("step", "tokens", "flops")}
         counts["skipped_steps"] = len(self.progress.skipped)
         counts["rollbacks"] = len(self.progress.rollbacks)
         counts["model_sha256"] = self.model_sha256
-        return {f"trained_{key}": count for key, count in counts.items()}
+        told = {f"trained_{key}": count for key, count in counts.items()}
+        return told | {"judged_weights": self.judged_weights}
+
+    @property
+    def judged_weights(self) -> str:
+        """Which weights are judged: ``trained``, or ``averaged`` where the run kept an average."""
+        return "averaged" if self.identity.pretrain.ema_decay else "trained"
 
 
 def load_contestant(directory: Path, objective: str, manifest: Manifest) -> Contestant:

@@ -289,6 +289,7 @@ def _parity_table(metrics: Mapping[str, Any]) -> Table | None:
                 _shown(score.get("trained_tokens")),
                 _shown(score.get("trained_flops"), ".3g"),
                 _shown(score.get("trained_skipped_steps")),
+                _shown(score.get("judged_weights")),
                 _shown(score.get("estimator")),
             ]
         )
@@ -300,6 +301,7 @@ def _parity_table(metrics: Mapping[str, Any]) -> Table | None:
         "tokens",
         "FLOPs",
         "steps skipped",
+        "weights",
         "estimator",
     )
     return Table(header=header, rows=rows)

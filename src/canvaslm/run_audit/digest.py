@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from canvaslm.run_audit.adamw import Rate, applied_rate
+from canvaslm.run_audit.applied import Rate, applied_rate, stray_average
+from canvaslm.run_audit.definitions import Rule, due_rules
 from canvaslm.run_audit.drill import StepSeen
 from canvaslm.training.plan import PretrainParams
 from canvaslm.training.run_state import StepRecord
@@ -22,16 +23,16 @@ class Digest:
 
     Attributes:
         record: what the learner says of it.
-        rate: the learning rate, read off the update; NaN of a refused step.
-        slack: by how much rounding may have moved it.
+        rates: the learning rate of each rule, read off the update; NaN of a refused step.
+        stray: how far the average of the weights is off its definition; None where none is due.
         norms: of each gradient, not finite where one of its values is not; None without one.
         n_listed: how many times the optimiser lists the parameter.
         trainable: whether the parameter asks for a gradient.
     """
 
     record: StepRecord
-    rate: float
-    slack: float
+    rates: dict[Rule, Rate]
+    stray: float | None
     norms: dict[str, float | None]
     n_listed: dict[str, int]
     trainable: dict[str, bool]
@@ -48,11 +49,13 @@ class Drilled:
 def digest(seen: StepSeen, params: PretrainParams) -> Digest:
     """Reduce one step to numbers."""
     refused = Rate(value=math.nan, slack=0.0)
-    rate = refused if seen.record.cause else applied_rate(seen, params)
     return Digest(
         record=seen.record,
-        rate=rate.value,
-        slack=rate.slack,
+        rates={
+            rule: refused if seen.record.cause else applied_rate(seen, params, rule=rule)
+            for rule in due_rules(params)
+        },
+        stray=stray_average(seen, params) if params.ema_decay else None,
         norms={
             name: None if gradient is None else float(gradient.double().norm())
             for name, gradient in seen.gradients.items()

@@ -6,6 +6,7 @@ worked out elsewhere from these.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,19 @@ _NO_CLIPPING = 1e30  # a norm that no finite gradient reaches
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """AdamW's state of one parameter."""
+    """The optimiser's state of one parameter.
+
+    Attributes:
+        mean: of gradients.
+        square: the mean of their squares; None under Muon, which keeps none.
+        n_updates: AdamW's counter; NaN under Muon, which does not count.
+        average: of the weights; None where none is kept.
+    """
 
     mean: Tensor
-    square: Tensor
+    square: Tensor | None
     n_updates: float
+    average: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +166,15 @@ def _moments(learner: Learner, named: dict[str, torch.nn.Parameter]) -> dict[str
     found = {}
     for name, parameter in named.items():
         state = learner.optimizer.state.get(parameter, {})
+        average = state["ema"].clone() if "ema" in state else None
         if {"exp_avg", "exp_avg_sq", "step"} <= set(state):
             found[name] = Moments(
                 mean=state["exp_avg"].clone(),
                 square=state["exp_avg_sq"].clone(),
                 n_updates=float(state["step"]),
+                average=average,
             )
+        elif "momentum_buffer" in state:
+            mean = state["momentum_buffer"].clone()
+            found[name] = Moments(mean=mean, square=None, n_updates=math.nan, average=average)
     return found

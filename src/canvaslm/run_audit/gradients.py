@@ -9,7 +9,7 @@ from torch import Tensor
 from canvaslm.model.backbone import Backbone
 from canvaslm.model.shape import ModelParams
 from canvaslm.objective.targets import LossSum, add
-from canvaslm.run_audit.adamw import norm
+from canvaslm.run_audit.applied import norm
 from canvaslm.run_audit.check import Check, decide
 from canvaslm.run_audit.digest import Digest, Drilled, digest_all
 from canvaslm.run_audit.drill import drill, drill_numbers

@@ -6,7 +6,9 @@ The plan is stated here once more, from the knobs alone. What was applied is rea
 import math
 from collections.abc import Sequence
 
+from canvaslm.run_audit.applied import Rate
 from canvaslm.run_audit.check import Check, decide
+from canvaslm.run_audit.definitions import Rule, highest_rate
 from canvaslm.run_audit.digest import Digest
 from canvaslm.run_audit.reading import fresh_model
 from canvaslm.run_audit.subject import Subject
@@ -27,14 +29,15 @@ _ONE_RATE = (
 )
 
 
-def due_rate(step: int, params: PretrainParams) -> float:
+def due_rate(step: int, params: PretrainParams, *, rule: Rule = "adamw") -> float:
     """The learning rate of optimiser step ``step``, counted from 0, as the knobs define it.
 
     A straight line up over the warm-up, whose last step has the whole rate; then half a cosine down
     to the final share on the last step, or the whole rate up to a straight line down over the last
-    ``decay_steps``.
+    ``decay_steps``. Each rule has a highest rate of its own, and the same shape.
     """
-    high, low = params.learning_rate, params.learning_rate * params.final_learning_rate_share
+    high = highest_rate(rule, params)
+    low = high * params.final_learning_rate_share
     done = step + 1
     if done <= params.warmup_steps:
         return high * done / params.warmup_steps
@@ -56,15 +59,15 @@ def check_applied(subject: Subject, steps: Sequence[Digest], name: str) -> Check
         name: of the check.
     """
     params = subject.recipe.pretrain
-    rates = [step.rate for step in steps]
-    least = 1e-6 * params.learning_rate
+    rates: list[tuple[Rule, Rate]] = [pair for step in steps for pair in step.rates.items()]
+    has_rates = all(rate.value > 1e-6 * highest_rate(rule, params) for rule, rate in rates)
     moved = _moved_share(subject)
     is_same = moved == 0 and _has_updates(subject) and subject.state.identity.parent is None
     return decide(
         "updates",
         name,
-        holds=all(rate > least for rate in rates) and not is_same,
-        measured=f"rates read off {len(rates)} updates: {_listed(rates)}; {moved:.1%} of the "
+        holds=has_rates and not is_same,
+        measured=f"rates read off {len(steps)} updates: {_listed(rates)}; {moved:.1%} of the "
         "finished weights differ from the initial draw of the seed",
         expected="every update has a rate above 0, and the finished weights have moved",
         first_test=_APPLIED,
@@ -85,15 +88,20 @@ def check_schedule(
     params = subject.recipe.pretrain
     off = [row for row in subject.loss_rows if not _is_due(row, params)]
     drilled = [*whole, *cut]
-    wrong = [step for step in drilled if not _is_on_plan(step, params)]
+    wrong: list[tuple[Digest, Rule]] = [
+        (step, rule) for step in drilled for rule in _off_plan(step, params)
+    ]
+    n_wrong = len({id(step) for step, _ in wrong})
     told = f"{len(subject.loss_rows) - len(off)} of {len(subject.loss_rows)} rows of loss.csv"
     if off:
         step = int(off[0]["step"]) - 1
         told += f" (step {step}: {off[0]['learning_rate']}, not {due_rate(step, params):.6g})"
-    told += f"; {len(drilled) - len(wrong)} of {len(drilled)} drilled updates, cut and whole"
+    told += f"; {len(drilled) - n_wrong} of {len(drilled)} drilled updates, cut and whole"
     if wrong:
-        step = wrong[0].record.step
-        told += f" (step {step}: {_told(wrong[0].rate)}, not {due_rate(step, params):.6g})"
+        first, rule = wrong[0]
+        step = first.record.step
+        due = due_rate(step, params, rule=rule)
+        told += f" (step {step}{_of(rule)}: {_told(first.rates[rule])}, not {due:.6g})"
     return decide(
         "updates",
         name,
@@ -101,7 +109,8 @@ def check_schedule(
         measured=f"on the schedule: {told}",
         expected=f"all, by optimiser step: {params.warmup_steps} steps up to "
         f"{params.learning_rate:g}, {params.schedule} to "
-        f"{params.learning_rate * params.final_learning_rate_share:g} at step {params.steps - 1}",
+        f"{params.learning_rate * params.final_learning_rate_share:g} at step {params.steps - 1}"
+        + (f", and {_share(params):g} times that for Muon" if params.optimizer == "muon" else ""),
         first_test=_ONE_RATE if wrong else _PLAN,
     )
 
@@ -125,10 +134,14 @@ def _is_due(row: dict[str, str], params: PretrainParams) -> bool:
     return _close(float(row["learning_rate"]), due, _LARGEST_LOGGED_GAP)
 
 
-def _is_on_plan(step: Digest, params: PretrainParams) -> bool:
-    """Whether the rate of an update is the plan's, as far as float32 tells."""
-    due = due_rate(step.record.step, params)
-    return abs(step.rate - due) <= _LARGEST_GAP * due + step.slack
+def _off_plan(step: Digest, params: PretrainParams) -> list[Rule]:
+    """The rules whose rate is not the plan's, as far as float32 tells; NaN is on no plan."""
+    off: list[Rule] = []
+    for rule, rate in step.rates.items():
+        due = due_rate(step.record.step, params, rule=rule)
+        if not abs(rate.value - due) <= _LARGEST_GAP * due + rate.slack:
+            off.append(rule)
+    return off
 
 
 def _close(found: float, due: float, share: float) -> bool:
@@ -136,9 +149,18 @@ def _close(found: float, due: float, share: float) -> bool:
     return abs(found - due) <= share * due + 1e-15
 
 
-def _listed(rates: Sequence[float]) -> str:
-    return ", ".join(map(_told, rates))
+def _listed(rates: Sequence[tuple[Rule, Rate]]) -> str:
+    return ", ".join(_told(rate) + _of(rule) for rule, rate in rates)
 
 
-def _told(rate: float) -> str:
-    return f"{rate:.6g}" if math.isfinite(rate) else "no update"
+def _told(rate: Rate) -> str:
+    return f"{rate.value:.6g}" if math.isfinite(rate.value) else "no update"
+
+
+def _of(rule: Rule) -> str:
+    """Whose rate it is, where that is not plain."""
+    return " of Muon" if rule == "muon" else ""
+
+
+def _share(params: PretrainParams) -> float:
+    return params.muon_learning_rate / params.learning_rate

@@ -66,10 +66,12 @@ def learn_one_window(subject: Subject) -> Learned:
     It keeps its number over all steps, so that its draws of noise and of a guess are the same on
     each of them.
     """
-    params = subject.params
+    params, pretrain = subject.params, subject.recipe.pretrain
+    share = pretrain.muon_learning_rate / pretrain.learning_rate
     changes = _CONSTANT | {
         "steps": params.overfit_steps,
         "learning_rate": params.overfit_learning_rate,
+        "muon_learning_rate": params.overfit_learning_rate * share,
         "weight_decay": 0.0,
     }
     knobs = _rehearsed(subject).model_copy(update=changes)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canvaslm.checkpoint import load_model, restore, save_checkpoint
+from canvaslm.checkpoint import load_trained_model, restore, save_checkpoint
 from canvaslm.checkpoint_state import STATE, TENSOR_FILES
 from canvaslm.model.backbone import Backbone
 from canvaslm.run_audit.check import Check, decide
@@ -28,7 +28,7 @@ _SHOWN = 4
 
 def check_head(subject: Subject) -> Check:
     """The head is the token table after a load, and is so still after a step from there."""
-    loaded = load_model(subject.checkpoint).to(subject.device)
+    loaded = load_trained_model(subject.checkpoint).to(subject.device)
     learner = fresh_learner(subject)
     restore(subject.checkpoint, model=learner.model, optimizer=learner.optimizer)
     found = {"after load": _is_tied(loaded), "after restore": _is_tied(learner.model)}
@@ -67,7 +67,7 @@ def check_reload(subject: Subject) -> Check:
             keep_last=None,
         )
         old, new = ((folder / _MODEL).read_bytes() for folder in (subject.checkpoint, again))
-        reloaded = load_model(again).to(subject.device)
+        reloaded = load_trained_model(again).to(subject.device)
     windows = sample_windows(subject)
     before, after = (_logits(model, windows) for model in (subject.model, reloaded))
     same = torch.equal(before, after)

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from canvaslm.checkpoint_state import STATE, TENSOR_FILES
+from canvaslm.run_audit.average import check_judged
 from canvaslm.run_audit.check import Check, attempt, decide
+from canvaslm.run_audit.definitions import due_rule
 from canvaslm.run_audit.revival import (
     check_head,
     check_optimizer,
@@ -38,6 +41,8 @@ def check_state(subject: Subject) -> list[Check]:
         "moments_counted_every_update": _check_moments,
         "one_window_is_learned": check_overfit,
     }
+    if subject.recipe.pretrain.ema_decay:
+        makes["average_is_what_is_judged"] = check_judged
     return [attempt("state", name, lambda make=make: make(subject)) for name, make in makes.items()]
 
 
@@ -52,17 +57,33 @@ def _check_files(subject: Subject) -> Check:
     moments = load_file(subject.checkpoint / _OPTIMIZER)
     weights = load_file(subject.checkpoint / _MODEL)
     kinds = sorted({name.partition("/")[0] for name in moments})
-    owed = {f"{kind}/{name}" for kind in kinds for name in weights}
+    owed = {f"{kind}/{name}" for name in weights for kind in _kinds(subject, name, weights[name])}
     return decide(
         "state",
         "checkpoint_is_whole",
-        holds=not wrong and owed == set(moments) and kinds == ["exp_avg", "exp_avg_sq", "step"],
+        holds=not wrong and owed == set(moments),
         measured=f"{len(TENSOR_FILES) - len(wrong)} of {len(TENSOR_FILES)} hashes agree; "
         f"{len(weights)} weights, {len(moments)} tensors of {', '.join(kinds)}",
-        expected="both hashes as in state.json; two moments and a step counter for each weight",
+        expected="both hashes as in state.json; for each weight "
+        + _told_kinds(subject.recipe.pretrain),
         first_test="hash the files of the run's own checkpoint under .work/pretrain: if those "
         "agree, the copy is damaged",
     )
+
+
+def _kinds(subject: Subject, name: str, weight: Tensor) -> list[str]:
+    """What the optimiser owes a weight."""
+    params = subject.recipe.pretrain
+    by_muon = due_rule(name, weight, params) == "muon"
+    kinds = ["momentum_buffer"] if by_muon else ["exp_avg", "exp_avg_sq", "step"]
+    return kinds + ["ema"] * bool(params.ema_decay)
+
+
+def _told_kinds(params: PretrainParams) -> str:
+    told = "two moments and a step counter"
+    if params.optimizer == "muon":
+        told += ", or for the matrices of the blocks a momentum"
+    return told + (", and an average" if params.ema_decay else "")
 
 
 def _check_identity(subject: Subject) -> Check:
@@ -158,10 +179,17 @@ def _of_no_machine(subject: Subject, content: Any) -> str:
 
 
 def _check_moments(subject: Subject) -> Check:
-    """The counters of the optimiser agree with the number of steps that changed something."""
+    """The counters of the optimiser agree with the number of steps that changed something.
+
+    Muon does not count: of its momenta it is only asked whether they hold anything.
+    """
     moments = load_file(subject.checkpoint / _OPTIMIZER)
     counters = sorted({int(v) for name, v in moments.items() if name.startswith("step/")})
-    moved = sum(bool(v.any()) for name, v in moments.items() if name.startswith("exp_avg_sq/"))
+    gathered = [
+        v for name, v in moments.items() if name.startswith(("exp_avg_sq/", "momentum_buffer/"))
+    ]
+    moved = sum(bool(v.any()) for v in gathered)
+    n_uncounted = sum(name.startswith("momentum_buffer/") for name in moments)
     progress = subject.state.progress
     updates = progress.step - len(progress.skipped)
     return decide(
@@ -169,7 +197,12 @@ def _check_moments(subject: Subject) -> Check:
         "moments_counted_every_update",
         holds=counters == [updates] and moved > 0,
         measured=f"counters at {', '.join(map(str, counters))}; {moved} of "
-        f"{sum(name.startswith('exp_avg_sq/') for name in moments)} second moments are not zero",
+        + (
+            f"{len(gathered)} second moments and momenta are not zero; {n_uncounted} momenta have "
+            "no counter"
+            if n_uncounted
+            else f"{len(gathered)} second moments are not zero"
+        ),
         expected=f"every counter at {updates}: {progress.step} steps, "
         f"{len(progress.skipped)} of them skipped",
         first_test="compare the counter with the step of each resume: the difference is where the "

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from canvaslm.checkpoint import load_model
+from canvaslm.checkpoint import load_trained_model
 from canvaslm.checkpoint_state import State, read_state
 from canvaslm.corpus.windows import Windows
 from canvaslm.device import pick_device
@@ -96,7 +96,7 @@ def open_subject(
         job=job,
         checkpoint=checkpoint,
         state=read_state(checkpoint),
-        model=load_model(checkpoint).to(device),
+        model=load_trained_model(checkpoint).to(device),
         train=job.windows,
         held_out=Windows(shards, "val", recipe.layout.window_tokens),
         loss_rows=_read_rows(reports / "loss.csv"),

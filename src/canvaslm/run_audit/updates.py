@@ -1,24 +1,18 @@
 """Do gradients become the updates that they should, at the rate of the plan?
 
 The order is that of causes: a gradient that is missing, then sums that depend on the cut, then a
-rate of 0, then what clipping and AdamW make of a gradient, then the schedule, and last what the run
-as a whole came to.
+rate of 0, then what clipping and the optimiser make of a gradient, then the schedule, and last what
+the run as a whole came to.
 """
 
 import math
 from collections.abc import Callable
 from functools import cached_property
 
-from canvaslm.run_audit.adamw import (
-    Rate,
-    applied_decay,
-    applied_rate,
-    due_decay,
-    norm,
-    unexplained,
-    unexplained_moments,
-)
+from canvaslm.run_audit.applied import norm, unexplained_moments
+from canvaslm.run_audit.average import check_average
 from canvaslm.run_audit.check import Check, attempt, decide
+from canvaslm.run_audit.definitions import due_rules
 from canvaslm.run_audit.digest import Digest, Drilled, digest, digest_all
 from canvaslm.run_audit.drill import (
     StepSeen,
@@ -27,26 +21,16 @@ from canvaslm.run_audit.drill import (
     drill_steps,
     highest_step,
 )
+from canvaslm.run_audit.form import check_form
 from canvaslm.run_audit.gradients import check_accumulation, check_finite, check_reach
 from canvaslm.run_audit.outcome import check_loss, check_moved
 from canvaslm.run_audit.rates import check_applied, check_schedule
 from canvaslm.run_audit.subject import Subject
-from canvaslm.training.plan import PretrainParams
 
 _CLIPPED_SHARE = 0.01  # of its norm is left of a gradient that is clipped in a drill
 _NORM_GAP = 1e-3  # between norms in float32 and in float64
-_UPDATE_GAP = 0.01  # of the rate, between an update and the definition
-_DECAY_GAP = 0.25  # of the decay, that is left to rounding, and as much again to be told
-_SOME_DECAY = 0.01  # that would be told where none is due
-_SHOWN = 4
 _CLIP = (
     "python -m pytest -q tests/training/test_optimizer.py::test_clipping_scales_only_a_larger_norm"
-)
-_ADAMW = (
-    "python -m pytest -q tests/training/test_optimizer.py::test_first_update_equals_adamw_by_hand"
-)
-_DECAY = (
-    "python -m pytest -q tests/training/test_optimizer.py::test_matrices_decay_and_nothing_else"
 )
 
 
@@ -108,10 +92,16 @@ def check_updates(subject: Subject) -> list[Check]:
         ),
         "learning_rate_is_applied": lambda name: check_applied(subject, drills.whole.steps, name),
         "clipping_precedes_the_update": lambda name: _check_clipping(subject, drills, name),
-        "update_is_adamw": lambda name: _check_adamw(subject, drills.finished, name),
+        **{
+            f"update_is_{rule}": lambda name, rule=rule: check_form(
+                subject, drills.finished, name, rule
+            )
+            for rule in due_rules(subject.recipe.pretrain)
+        },
         "learning_rate_follows_schedule": lambda name: check_schedule(
             subject, drills.whole.steps, drills.cut.steps, name
         ),
+        **_of_average(subject, drills),
         "every_trainable_parameter_moved": lambda name: check_moved(subject, name),
         "training_loss_is_below_uniform": lambda name: check_loss(subject, name),
     }
@@ -119,6 +109,13 @@ def check_updates(subject: Subject) -> list[Check]:
         attempt("updates", name, lambda make=make, name=name: make(name))
         for name, make in makes.items()
     ]
+
+
+def _of_average(subject: Subject, drills: _Drills) -> dict[str, Callable[[str], Check]]:
+    """What is asked of a run that keeps an average of its weights."""
+    if not subject.recipe.pretrain.ema_decay:
+        return {}
+    return {"average_follows_the_weights": lambda name: check_average(subject, drills.all, name)}
 
 
 def _check_clipping(subject: Subject, drills: _Drills, name: str) -> Check:
@@ -140,73 +137,6 @@ def _check_clipping(subject: Subject, drills: _Drills, name: str) -> Check:
         "moments that have seen only what was left",
         first_test=_CLIP,
     )
-
-
-def _check_adamw(subject: Subject, seen: StepSeen, name: str) -> Check:
-    """The update from the finished state, against the definition; and its size, for the reader."""
-    params = subject.recipe.pretrain
-    applied = applied_rate(seen, params)
-    rate = applied.value
-    if not rate > 0:
-        return _without_rate(name)
-    off = {key: unexplained(seen, key, rate, params) for key in seen.before}
-    worst = max(off, key=off.__getitem__)
-    decays, n_told = _wrong_decays(seen, applied, params)
-    told = (
-        f"off by up to {off[worst]:.2g} of the rate beyond what float32 rounds ({worst}); the "
-        f"decay can be told of {n_told} of {len(seen.before)} parameters; {_ratios(seen)}"
-    )
-    if decays:
-        told += f"; another decay: {', '.join(decays[:_SHOWN])}"
-    return decide(
-        "updates",
-        name,
-        holds=off[worst] <= _UPDATE_GAP and not decays,
-        measured=told,
-        expected=f"an AdamW step in float64 within {_UPDATE_GAP:g} of the rate {rate:.4g}, with "
-        f"decay {params.weight_decay:g} on matrices alone",
-        first_test=_DECAY if decays else _ADAMW,
-    )
-
-
-def _without_rate(name: str) -> Check:
-    """An update of no length says nothing about its form."""
-    return decide(
-        "updates",
-        name,
-        holds=False,
-        measured="the update has no length",
-        expected="an update, whose form can be looked at",
-        first_test=_ADAMW,
-    )
-
-
-def _wrong_decays(seen: StepSeen, rate: Rate, params: PretrainParams) -> tuple[list[str], int]:
-    """Parameters whose update along themselves is not that of their decay, and how many tell it.
-
-    Where rounding could feign a large part of the decay, or hide it, nothing is said.
-    """
-    wrong, n_told = [], 0
-    gap = _DECAY_GAP * (params.weight_decay or _SOME_DECAY)
-    for name, weight in seen.before.items():
-        found = applied_decay(seen, name, rate, params)
-        if not found.slack <= gap:
-            continue
-        n_told += 1
-        due = due_decay(name, weight, params)
-        if abs(found.value - due) > gap + found.slack:
-            wrong.append(f"{name} {found.value:.3g}")
-    return wrong, n_told
-
-
-def _ratios(seen: StepSeen) -> str:
-    """The smallest and the largest update as a share of its weights."""
-    ratios = []
-    for name, before in seen.before.items():
-        length = float(before.double().norm())
-        if length > 0:
-            ratios.append(float((seen.after[name] - before).double().norm()) / length)
-    return f"updates are {min(ratios):.2g} to {max(ratios):.2g} of their weights"
 
 
 def _is_near(found: float, due: float) -> bool:

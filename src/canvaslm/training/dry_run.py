@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from canvaslm.checkpoint import load_model, restore, save_checkpoint
+from canvaslm.checkpoint import load_trained_model, restore, save_checkpoint
 from canvaslm.device import pick_device
 from canvaslm.errors import InputError
 from canvaslm.model.backbone import Backbone
@@ -75,6 +75,6 @@ def _train_save_load(job: Job, device: torch.device, place: Path) -> int:
         identity=job.identity,
         keep_last=None,
     )
-    load_model(directory)
+    load_trained_model(directory)
     assert restore(directory, model=learner.model, optimizer=learner.optimizer) == progress
     return progress.step

@@ -10,6 +10,7 @@ from canvaslm.objective.denoising import Denoising
 from canvaslm.objective.next_token import NextToken
 from canvaslm.training.identity import run_identity
 from canvaslm.training.learner import Objective
+from canvaslm.training.optimizer import update_flops
 from canvaslm.training.plan import Recipe
 
 
@@ -23,8 +24,10 @@ class Job:
     identity: dict[str, Any]
 
     def flops_of_first(self, n_windows: int) -> float:
-        """Forward and backward operations of the first windows of the run."""
-        return self.objective.flops_of_first(self.recipe.model, n_windows)
+        """Operations of the first windows of the run: of their passes, and of their updates."""
+        passes = self.objective.flops_of_first(self.recipe.model, n_windows)
+        n_updates = n_windows / self.recipe.pretrain.windows_per_step
+        return passes + update_flops(self.recipe) * n_updates
 
 
 def make_job(

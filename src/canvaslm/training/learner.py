@@ -22,6 +22,7 @@ from canvaslm.training.trace import Trace
 from canvaslm.training.trace_hooks import PASSES, instead
 from canvaslm.training.trace_replay import explain_step
 from canvaslm.training.trace_ring import Ring
+from canvaslm.training.weight_average import follow_weights
 
 
 class Objective(Protocol):
@@ -46,7 +47,7 @@ class Learner:
 
     Attributes:
         model: the plain model; compiling it changes neither its class nor its parameter names.
-        optimizer: AdamW with state for every parameter.
+        optimizer: as the plan says, with state for every parameter.
     """
 
     def __init__(self, recipe: Recipe, objective: Objective, device: torch.device) -> None:
@@ -83,6 +84,7 @@ class Learner:
                 norm=norm,
                 max_norm=self._params.max_gradient_norm,
             )
+            follow_weights(self.optimizer, self._params.ema_decay)
         self._ring.end_step(step, good=cause is None)
         return StepRecord(
             step=step,

@@ -13,6 +13,7 @@ from canvaslm.device import available_bytes
 from canvaslm.errors import InputError
 from canvaslm.model.shape import count_parameters
 from canvaslm.model.sliced import Slices
+from canvaslm.training.optimizer import moment_values
 from canvaslm.training.plan import Recipe
 from canvaslm.training.trace_ring import LEAST_VALUES
 from canvaslm.training.trace_values import SAMPLED_ROWS
@@ -84,7 +85,7 @@ def estimate_memory(recipe: Recipe, *, sliced_attention: bool) -> MemoryEstimate
         parameters=n_parameters,
         weights=_FLOAT32 * n_parameters + _cast_bytes(recipe, n_parameters),
         gradients=_FLOAT32 * n_parameters,
-        moments=2 * _FLOAT32 * n_parameters,
+        moments=_FLOAT32 * moment_values(recipe),
         activations=rows * _bytes_per_token(recipe, sliced_attention),
         heap=rows * _hole_bytes(recipe) if sliced_attention else 0,
         windows=_window_bytes(recipe),

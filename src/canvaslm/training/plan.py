@@ -26,7 +26,13 @@ class PretrainParams(Params):
     micro_batch_windows: int = Field(
         ge=1, description="windows in one forward and backward pass; costs memory, buys speed"
     )
+    optimizer: Literal["adamw", "muon"] = Field(
+        description="AdamW for all, or Muon for the matrices of the blocks and AdamW for the rest"
+    )
     learning_rate: float = Field(gt=0, description="the highest learning rate")
+    muon_learning_rate: float = Field(
+        gt=0, description="the highest learning rate of Muon's matrices; falls as the other does"
+    )
     final_learning_rate_share: float = Field(
         ge=0, le=1, description="the last step's learning rate, as a share of the highest"
     )
@@ -41,6 +47,12 @@ class PretrainParams(Params):
     beta1: float = Field(ge=0, lt=1, description="AdamW: memory of the gradient's mean")
     beta2: float = Field(ge=0, lt=1, description="AdamW: memory of the gradient's square")
     adam_eps: float = Field(gt=0, description="AdamW: added to the root of the second moment")
+    muon_momentum: float = Field(ge=0, lt=1, description="Muon: memory of the gradient's mean")
+    ema_decay: float = Field(
+        ge=0,
+        lt=1,
+        description="memory of the average of the weights that is evaluated; 0: no average",
+    )
     max_gradient_norm: float = Field(gt=0, description="gradients are scaled down to this norm")
     max_consecutive_bad_steps: int = Field(
         ge=1, description="after so many bad steps in a row the run goes back to a checkpoint"

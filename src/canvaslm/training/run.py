@@ -33,6 +33,7 @@ from canvaslm.training.machine import MACHINE, note_machine
 from canvaslm.training.memory import refuse_what_does_not_fit
 from canvaslm.training.run_state import TRACE, RunState, open_run
 from canvaslm.training.trace import TRACE_FILES
+from canvaslm.training.weight_average import begin_average
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def _train(
     n_again = state.roll_back(progress.step, log_sha256=progress.log_sha256)
     _tell_beginning(progress.step, latest, n_again)
     if latest is None and origin.begin(learner.model):
+        begin_average(learner.optimizer)
         _save_first(job, state, learner)
     params = job.recipe.pretrain
     note_machine(state.directory, device=device, params=params, from_step=progress.step)

@@ -22,7 +22,14 @@ from canvaslm.training.optimizer import average
 from canvaslm.training.trace import Trace
 from canvaslm.training.trace_hooks import watching
 from canvaslm.training.trace_ring import Ring
-from canvaslm.training.trace_values import Stream, TracedTensor, Values, bad_rows, summarise
+from canvaslm.training.trace_values import (
+    STANDING,
+    Stream,
+    TracedTensor,
+    Values,
+    bad_rows,
+    summarise,
+)
 from canvaslm.training.trace_words import (
     find_first,
     say_alone,
@@ -113,8 +120,10 @@ class _Replay:
         """Look at weights and moments, as they are before the step."""
         for name, parameter in self._model.named_parameters():
             self._see("parameters", name, "weight", parameter)
-            for moment in ("exp_avg", "exp_avg_sq"):
-                self._see("parameters", name, moment, optimizer.state[parameter][moment])
+            state = optimizer.state[parameter]
+            for moment in STANDING:
+                if moment in state:
+                    self._see("parameters", name, moment, state[moment])
         self._end_micro_batch(0, np.array([], dtype=np.int64), None)
 
     def run(self, number: int, part: _Micro, loss_of: _LossOf) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 Stream = Literal["clean", "first", "noisy", "loss", "parameters", ""]  # "": outside of any pass
 
+# What a parameter has before a step: its value, moments of its gradient, its average.
+STANDING = ("weight", "exp_avg", "exp_avg_sq", "momentum_buffer", "ema")
 _WINDOWS, _POSITIONS = 2, 4  # of a sample: a five hundredth of a tensor of the laptop's shape
 SAMPLED_ROWS = _WINDOWS * _POSITIONS
 _VALUES = 1024  # of a tensor that has no positions
@@ -40,8 +42,8 @@ class TracedTensor:
         stream: the pass; ``first`` is that of self-conditioning.
         order: its place among all tensors of the step; a module comes after its own parts.
         module: name of the module, of a pass of the whole model, or of a parameter.
-        tensor: ``input``, ``output``, ``gradient`` of a module's output; ``weight``, ``exp_avg``,
-            ``exp_avg_sq``, ``gradient`` of a parameter.
+        tensor: ``input``, ``output``, ``gradient`` of a module's output; ``gradient`` of a
+            parameter, or what it has before a step, as listed above.
         values: its statistics.
         sampled: whether they are those of a sample.
         windows: numbers of the windows that values which are not finite belong to: those of the
@@ -61,7 +63,7 @@ class TracedTensor:
     @property
     def stood_before(self) -> bool:
         """Whether it is a weight or a moment, which the step found as it is."""
-        return self.tensor in ("weight", "exp_avg", "exp_avg_sq")
+        return self.tensor in STANDING
 
 
 def summarise(tensor: Tensor) -> Values:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from canvaslm.training.trace_values import TracedTensor
+from canvaslm.training.trace_values import STANDING, TracedTensor
 
 _STREAMS = {
     "clean": " in the clean stream",
@@ -25,7 +25,7 @@ def say_first_place(tensors: Sequence[TracedTensor], *, cause: str) -> str:
         tensors: all that was seen of the bad step, in the order of time.
         cause: the step's fault when it was run again; empty for none.
     """
-    parts = [_say_state(tensors, name) for name in ("weight", "exp_avg", "exp_avg_sq")]
+    parts = [_say_state(tensors, name) for name in STANDING]
     first = find_first(tensors)
     if first is not None:
         opening = "the first to show it is " if any(parts) else ""
