@@ -1,9 +1,8 @@
 """What do the cavity logits of many positions sum to, when no (M, V) tensor may exist?
 
-Positions go through in blocks, and the columns of a block in tiles that stay in the cache of a
-processor core (or fill a GPU). Logits are made once and worked on in place: each is exponentiated
-while its tile is near, and freshly mapped memory is asked for once a call and not once an
-operation.
+Positions go through in blocks whose logits stay in the cache of a processor core (or fill a GPU),
+are made once and are worked on in place: a logit is touched while it is near, and freshly mapped
+memory is asked for once a call and not once an operation.
 """
 
 from collections.abc import Iterator
@@ -15,9 +14,6 @@ from torch import Tensor
 from canvaslm.errors import InputError
 
 _LEAST_ROWS = 256  # below that a product is bound by reading the head (measured, V = 50,257)
-_CPU_TILE = (
-    1024  # columns: with 256 rows 1 MiB, half of a core's cache (measured: 2,048 are slower)
-)
 _BLOCK_VALUES = {"cpu": 2**19, "cuda": 2**26}  # in float32: 2 MiB, one core's cache; and 256 MiB
 
 
@@ -113,8 +109,8 @@ class CavityHead:
         """
         normaliser, log_mix = torch.empty_like(rho), torch.empty_like(rho)
         with torch.autocast(self.rows.device.type, enabled=False):
-            for block, tiles in self._blocks():
-                parts, tops, totals = zip(*map(_exponentiated_, tiles), strict=True)
+            for block, parts in self._blocks():
+                tops, totals = zip(*map(_exponentiate_, parts), strict=True)
                 shifts = torch.cat(tops, dim=1).double()  # (R, chunks), the same for the totals
                 lse = (shifts + torch.cat(totals, dim=1).double().log()).logsumexp(1)
                 scales = torch.exp(shifts + (rho[block].log() - lse)[:, None])
@@ -128,27 +124,22 @@ class CavityHead:
         logits = [(rows.double() * self.weight[own].double()).sum(-1) for rows, own in parts]
         return torch.cat(logits) - self.evidence * (ids == self.noisy)
 
-    def _blocks(self) -> Iterator[tuple[slice, Iterator[Tensor]]]:
-        """Blocks of positions, each with its tiles: cavity logits (R, n), all in one memory."""
+    def _blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Blocks of positions with their cavity logits (R, chunk), in memory that is used again."""
         wide = torch.promote_types(self.rows.dtype, torch.float32)
         V, device = self.weight.shape[0], self.rows.device
         most = max(_LEAST_ROWS, _BLOCK_VALUES.get(device.type, _BLOCK_VALUES["cpu"]) // V)
-        on_cpu = device.type == "cpu"
-        tile = min(self.vocab_chunk, _CPU_TILE) if on_cpu else self.vocab_chunk
-        columns = [part.to(wide).T for part in self.weight.split(tile)]
+        columns = [part.to(wide).T for part in self.weight.split(self.vocab_chunk)]
         room = torch.empty(min(most, len(self.rows)) * V, dtype=wide, device=device)
         for first in range(0, len(self.rows), most):
             block = slice(first, min(first + most, len(self.rows)))
-            yield block, self._tiles(block, columns, room)
-
-    def _tiles(self, block: slice, columns: list[Tensor], room: Tensor) -> Iterator[Tensor]:
-        """The cavity logits (R, n) of a block, tile by tile, each in its own part of ``room``."""
-        rows, start = self.rows[block].to(room.dtype), 0
-        for part in columns:
-            width = part.shape[1]
-            out = room[len(rows) * start : len(rows) * (start + width)].view(len(rows), width)
-            yield self._take_evidence_(torch.mm(rows, part, out=out), block, start)
-            start += width
+            rows, parts, start = self.rows[block].to(wide), [], 0
+            for part in columns:
+                width = part.shape[1]
+                out = room[len(rows) * start : len(rows) * (start + width)].view(len(rows), width)
+                parts.append(self._take_evidence_(torch.mm(rows, part, out=out), block, start))
+                start += width
+            yield block, parts
 
     def _take_evidence_(self, logits: Tensor, block: slice, start: int) -> Tensor:
         """Subtract the evidence from the noisy tokens that stand among these columns."""
@@ -171,11 +162,10 @@ def _refuse_other_ids(name: str, ids: Tensor, vocab_size: int) -> None:
         )
 
 
-def _exponentiated_(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (R, n) turned into e^(logit - top) in place, with tops and totals, each (R, 1)."""
+def _exponentiate_(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn logits (R, n) into e^(logit - top), in place; return tops and totals, each (R, 1)."""
     top = logits.amax(1, keepdim=True)
-    weights = logits.sub_(top).exp_()
-    return weights, top, weights.sum(1, keepdim=True)
+    return top, logits.sub_(top).exp_().sum(1, keepdim=True)
 
 
 def _sum_of_log1p_(weights: Tensor, scale: Tensor) -> Tensor:
