@@ -14,10 +14,10 @@ from torch import Tensor
 
 import evaluations
 from canvaslm.evaluation import bound as bound_module
-from canvaslm.evaluation.bound import FullBound, judge_rows, measure_bound
+from canvaslm.evaluation.bound import FullBound, measure_bound
 from canvaslm.evaluation.bound_figures import bound_scores, curve, gap_shares
 from canvaslm.evaluation.bound_params import EvalBoundParams
-from canvaslm.evaluation.comparable import RECIPE
+from canvaslm.evaluation.comparable import RECIPE, judge_rows
 from canvaslm.evaluation.loss_parity import measure_loss_parity
 from canvaslm.evaluation.parity_params import EvalLossParityParams
 from canvaslm.layout import Layout

@@ -6,7 +6,7 @@ recipe, and scores that may not be compared are not (``docs/bound.md``).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from canvaslm.evaluation.bound_figures import (
 )
 from canvaslm.evaluation.bound_params import EvalBoundParams
 from canvaslm.evaluation.bound_proof import Proof, prove_at_canvas_one
-from canvaslm.evaluation.comparable import why_incomparable
+from canvaslm.evaluation.comparable import judge_rows
 from canvaslm.evaluation.contestant import Contestant, load_contestant, refuse_other_window
 from canvaslm.evaluation.loss_parity import evaluating, spread_windows
 from canvaslm.evaluation.tally import HeldOut
@@ -40,7 +40,6 @@ from canvaslm.objective.denoising_bound import conditionings_of
 from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import write_csv, write_json
 from canvaslm.reporting.progress import Track
-from canvaslm.reporting.verdict import Verdict
 
 _TWIN_ESTIMATOR = "next-token likelihood within the window, after the end-of-text token"
 _TIME_COLUMNS = (
@@ -245,25 +244,6 @@ def measure_bound(
             seed=params.seed,
         )
     return FullBound(costs=costs, seed=params.seed, proof=proof)
-
-
-def judge_rows(twin: dict[str, Any], bounds: Sequence[dict[str, Any]]) -> tuple[Verdict, str]:
-    """Whether the bounds may be held against the twin's loss, and are numbers at all.
-
-    Args:
-        twin: its score with the recipe.
-        bounds: those of the denoiser with theirs.
-    """
-    for row in bounds:
-        name = f"{row.get('noise_levels')}, self-conditioning {row.get('self_conditioning')}"
-        reason = why_incomparable(twin, row)
-        if reason:
-            return "fail", f"{name} cannot be held against the twin: {reason}"
-        if not math.isfinite(row["bound_nats_per_token"]):
-            return "fail", f"not finite: {name}"
-    if not math.isfinite(twin["nats_per_token"]):
-        return "fail", "not finite: autoregressive"
-    return "pass", f"{len(bounds)} bounds and the twin's loss, all of {twin['n_tokens']} tokens"
 
 
 def _sweeps(params: EvalBoundParams, train_times: int | None) -> list[Levels]:

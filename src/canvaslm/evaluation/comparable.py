@@ -6,8 +6,11 @@ bound on it may be compared, whatever the bound's estimator; two bounds only whe
 its levels are the same. The seed is no obstacle: how far seeds differ is what the errors are for.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from canvaslm.reporting.verdict import Verdict
 
 _TOKENS = ("n_tokens", "n_text_bytes", "tokens_sha256")
 _ESTIMATE = ("estimator", "noise_levels", "draws_per_level", "self_conditioning")
@@ -32,3 +35,22 @@ def why_incomparable(first: Mapping[str, Any], second: Mapping[str, Any]) -> str
         if first[key] != second[key]:
             return f"{key} differs: {first[key]} and {second[key]}"
     return ""
+
+
+def judge_rows(twin: Mapping[str, Any], bounds: Sequence[Mapping[str, Any]]) -> tuple[Verdict, str]:
+    """Whether the bounds may be held against the twin's loss, and are numbers at all.
+
+    Args:
+        twin: its score with the recipe.
+        bounds: those of the denoiser with theirs.
+    """
+    for row in bounds:
+        name = f"{row.get('noise_levels')}, self-conditioning {row.get('self_conditioning')}"
+        reason = why_incomparable(twin, row)
+        if reason:
+            return "fail", f"{name} cannot be held against the twin: {reason}"
+        if not math.isfinite(row["bound_nats_per_token"]):
+            return "fail", f"not finite: {name}"
+    if not math.isfinite(twin["nats_per_token"]):
+        return "fail", "not finite: autoregressive"
+    return "pass", f"{len(bounds)} bounds and the twin's loss, all of {twin['n_tokens']} tokens"
