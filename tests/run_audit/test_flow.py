@@ -208,7 +208,7 @@ def test_a_layer_that_stands_twice_is_named(open_run, failures):
 def test_a_head_of_its_own_is_no_entry_of_the_ledger(open_run, failures):
     """It equals the table, so the sums say nothing of it; head_is_tied does."""
     subject = open_run("diffusion")
-    subject.model.head = nn.Parameter(subject.model.embedding.weight.detach().clone())
+    subject.model.spare = nn.Parameter(subject.model.embedding.weight.detach().clone())
     assert failures(check_flow(subject)) == []
 
 

@@ -68,9 +68,9 @@ def both(check: str) -> dict[str, str]:
 
 FAULTS = {
     "the denoiser's targets are shifted by one": Fault(
-        file="objective/denoising.py",
-        right="windows.masked_fill(~carries, IGNORED),",
-        wrong="windows.roll(-1, dims=1).masked_fill(~carries, IGNORED),",
+        file="objective/noisy_loss.py",
+        right="denoised.clean.masked_fill(~carries, IGNORED),",
+        wrong="denoised.clean.roll(-1, dims=1).masked_fill(~carries, IGNORED),",
         check={"diffusion": "targets_are_clean_tokens"},
     ),
     "the twin's targets are shifted by one": Fault(
@@ -88,12 +88,12 @@ FAULTS = {
     "the head is untied after a load": Fault(
         file="model/backbone.py",
         right="return self.embedding.weight[: self.layout.vocab_size]",
-        wrong='return getattr(self, "head", self.embedding.weight)[: self.layout.vocab_size]',
+        wrong='return getattr(self, "cut", self.embedding.weight)[: self.layout.vocab_size]',
         more=(
             (
                 "checkpoint.py",
                 "    return model.eval()\n",
-                "    model.head = model.embedding.weight.detach().clone()\n"
+                "    model.cut = model.embedding.weight.detach().clone()\n"
                 "    return model.eval()\n",
             ),
         ),

@@ -50,7 +50,7 @@ class ScriptedModel(nn.Module):
         self.script = script
         self.layout = layout
         self.params = _params(n_layers=1, n_heads=1, head_width=2, **changes)
-        self.head_weight = torch.eye(layout.vocab_size)
+        self.head_weight = self.table = torch.eye(layout.vocab_size)
         self.denoise_steps = denoise_steps
         self.seen: list[tuple[int, int, float]] = []
         self.noisy: list[tuple[int, Tensor]] = []
