@@ -28,7 +28,7 @@ check: $(SETUP) ## lint, format, types and the direction of imports
 	pyright --warnings
 
 test: $(SETUP) ## run the tests
-	python -m pytest -q
+	OMP_NUM_THREADS=1 python -m pytest -q -n 2
 
 repro: $(SETUP) ## run the pipeline: only what changed runs
 	python stages/mend.py

@@ -64,7 +64,7 @@ class Found:
 
 def main() -> None:
     """Time size by size, measure memory and distances, print and write."""
-    options = parser(__doc__, "loss")
+    options = parser(__doc__, "loss", rounds=3)
     options.add_argument("--all", action="store_true", help="every form at every size: minutes")
     options.add_argument(
         "--only",
