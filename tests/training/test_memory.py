@@ -148,9 +148,13 @@ def test_the_loss_is_scores_of_some_tokens_and_gradients_with_a_copy(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shape", ["laptop", "w512"])  # four and twelve layers
 def test_two_streams_under_checkpointing_take_what_was_estimated(shape):
-    """The peak of a fresh process, where recomputed blocks leave holes in the heap."""
+    """The peak of a fresh process, where recomputed blocks leave holes in the heap.
+
+    The holes of a small run differ from process to process, so the middle one of some counts.
+    """
     asked = {"kind": "two_streams", "precision": "float32", "gradient_checkpointing": True}
-    peak = fresh_peak_bytes("step_work:memory_work", {"shape": shape} | asked, processes=1)
+    n = 3 if shape == "laptop" else 1
+    peak = fresh_peak_bytes("step_work:memory_work", {"shape": shape} | asked, processes=n)
     if peak is None:
         pytest.skip("this machine does not tell a process's peak")
     estimate = estimate_memory(plan_of(shape, **asked), sliced_attention=True).total
