@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import refuse
+
 from scratch_copy import call, environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,12 +24,23 @@ def clone(revision: str, place: Path, *, profile: str) -> Path:
         place: the folder to make.
         profile: whose params the clone gets.
     """
-    commit = call(ROOT, "git", "rev-parse", f"{revision}^{{commit}}").strip()
+    commit = _commit_of(revision)
     call(place.parent, "git", "clone", "--quiet", "--no-checkout", str(ROOT), place.name)
     call(place, "git", "checkout", "--quiet", "--detach", commit)
     (place / ".venv").symlink_to(ROOT / ".venv")
     call(place, sys.executable, "stages/compose_profile.py", "--name", profile)
     return place
+
+
+def _commit_of(revision: str) -> str:
+    words = ["git", "rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        refuse(
+            f"{revision}: expected a revision of {ROOT}, got none that git knows there; "
+            "name another one, or run `git fetch --unshallow` in a clone without its history"
+        )
+    return found.stdout.strip()
 
 
 class Repro:

@@ -59,8 +59,8 @@ _GROUPS = (
     _Group(
         dtype="bfloat16", canvas_tokens=64, new_tokens=128, batch=1, steps=_STEPS, peers=_ALL_PEERS
     ),
-    _Group(dtype="float32", canvas_tokens=256, new_tokens=256, batch=1, steps=_STEPS),
-    _Group(dtype="bfloat16", canvas_tokens=256, new_tokens=256, batch=1, steps=_STEPS),
+    _Group(dtype="float32", canvas_tokens=256, new_tokens=256, batch=1, steps=_STEPS, rounds=2),
+    _Group(dtype="bfloat16", canvas_tokens=256, new_tokens=256, batch=1, steps=_STEPS, rounds=2),
     _Group(dtype="float32", canvas_tokens=64, new_tokens=64, batch=8, steps=_STEPS, rounds=2),
     _Group(dtype="float32", canvas_tokens=256, new_tokens=256, batch=8, steps=(8,), rounds=1),
 )

@@ -186,7 +186,7 @@ def _row(outcome: Outcome, lacks: str) -> dict[str, Scalar]:
     return {
         "gate": outcome.gate.name,
         "verdict": verdict,
-        "why": broken or lacks,
+        "why": broken or (f"{lacks}; its code ran here" if lacks and outcome.seconds else lacks),
         "took_s": round(outcome.seconds, 1),
         "budget_s": outcome.gate.budget_s,
     }

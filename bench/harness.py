@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -88,6 +88,7 @@ def begin(options: argparse.Namespace) -> None:
 
     Sets ``options.out`` where the user has not.
     """
+    sys.excepthook = _say_stopped
     _versions.clear()
     _versions["torch"] = torch.__version__
     _reasons.clear()
@@ -283,6 +284,16 @@ def _shown(value: Scalar) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if type(value) is int else str(value)
+
+
+def _say_stopped(
+    kind: type[BaseException], error: BaseException, place: TracebackType | None
+) -> None:
+    """Ctrl-C is a wish and no fault of the code, so it gets one line; anything else a traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("stopped; nothing was written", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, place)
 
 
 def _refuse_unwritable(out: Path) -> None:

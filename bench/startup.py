@@ -28,7 +28,7 @@ _LAST_OF_TINY = "fetch_corpus"
 
 def main() -> None:
     """Time the commands in turn, run a pipeline once, and then again for nothing."""
-    options = harness.parser(__doc__, "startup").parse_args()
+    options = harness.parser(__doc__, "startup", rounds=3).parse_args()
     harness.begin(options)
     helps = _time_helps(options)
     rows: list[dict[str, Any]] = [

@@ -31,6 +31,7 @@ class Group:
 
     Attributes:
         threads: each number of threads that it is timed on; none for those of the options.
+        most_rounds: rounds that are kept at most, for steps of many seconds.
     """
 
     shape: str
@@ -38,6 +39,7 @@ class Group:
     kinds: tuple[Kind, ...]
     has_peers: bool = False
     threads: tuple[int, ...] = ()
+    most_rounds: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -64,7 +66,7 @@ def time_group(group: Group, found: Found, *, rounds: int, threads: int) -> None
     Args:
         group: what is timed.
         found: gets the rows and ratios.
-        rounds: rounds that are kept.
+        rounds: rounds that are kept, where the group has no lower number.
         threads: those of this process.
     """
     works = _works_of(group, found)
@@ -74,7 +76,7 @@ def time_group(group: Group, found: Found, *, rounds: int, threads: int) -> None
     timings = interleaved_seconds(
         {f"{name}@{n}": _on_threads(n, run) for name, run in runs.items() for n in numbers},
         device=CPU,
-        rounds=rounds,
+        rounds=min(rounds, group.most_rounds or rounds),
         warmup_rounds=1,
     )
     torch.set_num_threads(threads)

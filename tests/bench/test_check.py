@@ -6,6 +6,7 @@ import pytest
 
 import check
 from canvaslm.docs_gate.pages import read_page
+from canvaslm.errors import InputError
 from canvaslm.reporting.bounds import read_bounds
 from canvaslm.reporting.files import write_json
 
@@ -121,3 +122,8 @@ def test_what_looks_like_markup_is_printed_as_it_is(
     bench.write(RATIOS | {"loss/ours": None}, not_measured={"ours": "in canvaslm[bench], [/red]"})
     assert bench.status() == 0
     assert "in canvaslm[bench], [/red]" in capsys.readouterr().out
+
+
+def test_bounds_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="check the path"):
+        read_bounds(tmp_path / "bounds.yaml", anchors=frozenset())

@@ -64,6 +64,7 @@ def test_gates_that_raise_die_hang_or_break_leave_the_others_alone(
     assert "longer than its 3 s" in reasons["hangs"]
     assert reasons["breaks"] == "other bytes"
     assert "needs a GPU" in reasons["holds"]
+    assert "its code ran here" in reasons["holds"]
     assert written.ratios == {f"gpu/{name}/equal": None for name in names}
     assert "no such kernel" in capsys.readouterr().err
 

@@ -213,3 +213,20 @@ def test_a_bench_measures_the_checkout_that_it_lies_in() -> None:
 def _lines_with(lines: list[str], module: str) -> list[int]:
     starts = f"from {module}", f"import {module}"
     return [n for n, line in enumerate(lines) if line.startswith(starts)]
+
+
+def test_ctrl_c_ends_a_bench_with_one_line() -> None:
+    code = (
+        "import argparse, harness;"
+        "harness.begin(harness.parser(None, 'example').parse_args(['--tiny']));"
+        "raise KeyboardInterrupt"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "bench",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert ran.stderr == "stopped; nothing was written\n"

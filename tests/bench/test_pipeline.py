@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from clones import Repro
+from clones import Repro, clone
 
 # Says what DVC says. A real one needs a moment to start a stage; this one waits to be sent on, so
 # that what it does in a stage comes after the stop whatever the machine is busy with.
@@ -83,3 +83,15 @@ def test_losses_are_compared_in_their_standard_errors(tmp_path: Path) -> None:
     twin, bound = (row["over_error"] for row in rows)
     assert twin == pytest.approx(0.04 / (0.03 * 2**0.5))
     assert bound == 0
+
+
+def test_a_revision_that_git_does_not_know_is_refused_with_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        clone("no-such-revision", tmp_path / "place", profile="ci")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "no-such-revision" in said
+    assert "git fetch --unshallow" in said
+    assert not (tmp_path / "place").exists()

@@ -94,8 +94,13 @@ def read_bounds(file: Path, *, anchors: frozenset[str]) -> list[Bound]:
         anchors: those of the page that explains what is missed.
 
     Raises:
-        InputError: an entry is not a bound, two have one id, or a ``why`` leads nowhere.
+        InputError: the file is missing, an entry is not a bound, two have one id, or a ``why``
+            leads nowhere.
     """
+    if not file.exists():
+        raise InputError(
+            file, expected="bounds of ratios", got="no such file", fix="check the path"
+        )
     content = read_yaml(file)
     entries = content.get("bounds")
     if list(content) != ["bounds"] or not isinstance(entries, list) or not entries:
