@@ -65,6 +65,7 @@ class Sizes:
             self_conditioning="off",
             self_conditioning_form="linear",
             likelihood_bias=False,
+            noisy_input="own",
             tied=True,
             clean_mask="causal",
             vocab_multiple=1,
@@ -159,7 +160,7 @@ class _Uncached(nn.Module):
         if cache.length == 0:
             self._text = []
         self._text.append(ids)
-        cache.advance(ids.shape[1])
+        cache.advance(ids)
 
     def denoise(self, noisy: Tensor, times: Tensor, *, context: KVCache, **options: Any) -> Tensor:
         """Read the text, then the canvas behind it."""
@@ -177,6 +178,9 @@ class _Behind:
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.read.keys_values(layer)
+
+    def ids_before(self, positions: range) -> Tensor:
+        return self.read.ids_before(positions)
 
 
 def _network(shape: ModelParams, layout: Layout, dtype: torch.dtype) -> Backbone:

@@ -280,7 +280,7 @@ def _pass_under_mask(model: Backbone) -> None:
         assert model.time_embedding is not None
         embedded = model.time_embedding(torch.cat((times, torch.zeros_like(times)), dim=1))
         x = x + embedded.repeat_interleave(L, dim=1)
-        rotation = Rotation(0, T, model.params, dtype=torch.float32, device=x.device)
+        rotation = Rotation([range(T)], model.params, dtype=torch.float32, device=x.device)
         rotation.cos, rotation.sin = (table.repeat(2, 1) for table in (rotation.cos, rotation.sin))
         seen = _seen_by_both(T, L)
         for block in model.blocks:

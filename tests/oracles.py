@@ -164,7 +164,7 @@ def plain_forward(
 
     Args:
         model: its state and its params.
-        ids: (B, S) int64.
+        ids: (B, S) int64; -1 is what stands before the first token.
         positions: (S,) int64.
         times: (B, S), each token's own.
         seen: (S, S) bool.
@@ -194,7 +194,8 @@ def plain_forward(
     def silu(x: Tensor) -> Tensor:
         return x / (1 + torch.exp(-x))
 
-    x = w["embedding.weight"][ids]
+    table = w["embedding.weight"]
+    x = (torch.cat((table, w["opening"][None])) if "opening" in w else table)[ids]
     if p.time_width:
         half = p.time_width // 2
         speeds = torch.tensor([10000.0 ** (-i / half) for i in range(half)], dtype=x.dtype)
@@ -232,8 +233,12 @@ def two_stream_forward(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states (B, T, D) of the noisy and of the clean stream, as one row of 2T tokens."""
     T, L = clean.shape[1], model.layout.canvas_tokens
-    ids = torch.cat((noisy, clean), 1)
-    positions = torch.arange(T).repeat(2)
+    shift = int(model.params.noisy_input == "previous")
+    read = noisy.clone()
+    for i in range(T if shift else 0):
+        read[:, i] = -1 if i == 0 else (noisy if i % L else clean)[:, i - 1]
+    ids = torch.cat((read, clean), 1)
+    positions = torch.cat((torch.arange(T) - shift, torch.arange(T)))
     token_times = torch.cat(
         (times.repeat_interleave(L, 1), torch.zeros_like(times[:, :1].expand(-1, T))), 1
     )
@@ -265,6 +270,7 @@ class WrittenContext:
 
     def __init__(self, model: Any, text: list[int]) -> None:
         self.start = len(text)
+        self._text = list(text)
         params, weight = model.params, model.head_weight
         nothing = weight.new_zeros(1, params.n_kv_heads, 0, params.head_width)
         self._layers = [(nothing, nothing)] * params.n_layers
@@ -274,6 +280,9 @@ class WrittenContext:
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._layers[layer]
+
+    def ids_before(self, positions: range) -> Tensor:
+        return torch.tensor([[self._text[position - 1] for position in positions]])
 
 
 def accepted_by_hand(
@@ -357,11 +366,13 @@ def generate_without_cache(
             )
             seen.append(hidden[0])
             logits = model.logits(hidden)[0].double()
-            if evidence == "cavity":
-                kept = kept_share(n_steps - step, n_steps)
-                for i in range(L):
-                    if not accepted[i]:
-                        logits[i, noisy[i]] -= math.log((1 + (V - 1) * kept) / (1 - kept))
+            kept = kept_share(n_steps - step, n_steps)
+            for i in range(L):
+                evidence_nats = math.log((1 + (V - 1) * kept) / (1 - kept))
+                if model.params.likelihood_bias:
+                    logits[i, noisy[i]] += evidence_nats
+                if evidence == "cavity" and not accepted[i]:
+                    logits[i, noisy[i]] -= evidence_nats
             p = torch.softmax(logits / (tau or 1.0), -1).numpy()
             argmax = logits.argmax(-1).tolist()
             drawn = argmax

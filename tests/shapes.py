@@ -23,6 +23,7 @@ PRODUCTION = ModelParams(
     self_conditioning="output",
     self_conditioning_form="linear",
     likelihood_bias=False,
+    noisy_input="own",
     tied=True,
     clean_mask="causal",
     vocab_multiple=1,

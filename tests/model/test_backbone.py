@@ -36,7 +36,10 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("changes", SHAPES)
+PREVIOUS = {"noisy_input": "previous", "likelihood_bias": True}
+
+
+@pytest.mark.parametrize("changes", [*SHAPES, PREVIOUS, PREVIOUS | {"time_width": 0}])
 def test_two_streams_equal_the_dense_description(changes, build_model, batch) -> None:
     model = build_model(**changes)
     encoded = model.encode(batch.clean)
@@ -379,3 +382,84 @@ def test_a_context_fills_a_cache_as_an_encoding_does(build_model, batch) -> None
     for layer in range(model.params.n_layers):
         pairs = zip(*(cache.keys_values(layer) for cache in caches), strict=True)
         assert all(torch.equal(whole, less) for whole, less in pairs)
+
+
+def test_a_stream_that_reads_the_previous_token_sees_all_but_the_last(build_model, batch) -> None:
+    """Logits of a canvas hang on the clean token before it and on its own but the last one."""
+    model = build_model(**PREVIOUS)
+    L, V = model.layout.canvas_tokens, model.layout.vocab_size
+
+    def logits(noisy: Tensor, clean: Tensor) -> Tensor:
+        context = model.encode_context(clean)
+        hidden = model.denoise(noisy, batch.times, context=context, guess=None, has_guess=None)
+        return model.logits(hidden)
+
+    with torch.no_grad():
+        before = logits(batch.noisy, batch.clean)
+        for place in range(2 * L):
+            noisy = batch.noisy.clone()
+            noisy[:, place] = (noisy[:, place] + 1) % V
+            moved = (logits(noisy, batch.clean) - before).abs().amax((0, 2)) > 0
+            own = torch.arange(len(moved)) // L == place // L
+            is_last = place % L == L - 1
+            assert moved.tolist() == (own & (not is_last)).tolist(), place
+
+
+def test_without_noise_and_time_the_previous_token_gives_the_next_one(
+    build_model, batch, monkeypatch
+) -> None:
+    """A noisy stream of true tokens that looks back alone is the clean one, one place on."""
+    model = build_model(**PREVIOUS, time_width=0)
+    L, T = model.layout.canvas_tokens, batch.clean.shape[1]
+
+    def behind(q, k, v, clean_k, clean_v, *, canvas_tokens: int, start: int) -> Tensor:
+        keys, values = torch.cat((clean_k, k), dim=2), torch.cat((clean_v, v), dim=2)
+        query, key = torch.arange(T)[:, None], torch.arange(T)[None]
+        first = query // canvas_tokens * canvas_tokens
+        seen = torch.cat((key < first - 1, (key >= first) & (key <= query)), dim=1)
+        return masked_attention(q, keys, values, seen)
+
+    monkeypatch.setattr(backbone, "canvas_attention", behind)
+    encoded = model.encode(batch.clean)
+    hidden = model.denoise(batch.clean, None, context=encoded, guess=None, has_guess=None)
+    assert (hidden[:, L:] - encoded.hidden[:, L - 1 : -1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("n_read", [1, 4, 7])
+def test_the_previous_token_is_the_same_behind_a_cache(n_read: int, build_model, batch) -> None:
+    model = build_model(**PREVIOUS)
+    L = model.layout.canvas_tokens
+    noisy, times = batch.noisy[:, :L], batch.times[:, :1]
+    caches = [KVCache.for_model(model, 3, n_read + L) for _ in range(2)]
+    assert caches[0].pack(model) is not None
+    caches[1].pack = lambda _: None  # pyright: ignore[reportAttributeAccessIssue]
+    found = []
+    for cache in caches:
+        model.encode_context(batch.clean[:, :n_read], cache=cache)
+        found.append(model.denoise(noisy, times, context=cache, guess=None, has_guess=None))
+    truth = plain_forward(
+        model,
+        torch.cat((batch.clean[:, :n_read], batch.clean[:, n_read - 1 : n_read], noisy[:, :-1]), 1),
+        torch.cat((torch.arange(n_read), torch.arange(L) + n_read - 1)),
+        torch.cat((torch.zeros(3, n_read), times.expand(-1, L)), 1),
+        _prefix_mask(n_read, L),
+    )[:, n_read:]
+    assert (found[0] - truth).abs().max() < 1e-12
+    assert (found[1] - truth).abs().max() < 1e-12
+
+
+def test_the_previous_token_is_the_opening_where_a_text_begins(build_model, batch) -> None:
+    model = build_model(**PREVIOUS)
+    L = model.layout.canvas_tokens
+    cache = KVCache.for_model(model, 3, L)
+    behind = model.denoise(
+        batch.noisy[:, :L], batch.times[:, :1], context=cache, guess=None, has_guess=None
+    )
+    assert (behind - denoised(model, batch)[:, :L]).abs().max() < 1e-12
+
+
+def _prefix_mask(n_clean: int, n_noisy: int) -> Tensor:
+    """A causal prefix, and a canvas behind it that sees all of it and itself."""
+    seen = causal(n_clean + n_noisy, n_clean + n_noisy)
+    seen[n_clean:] = True
+    return seen

@@ -119,7 +119,7 @@ def test_full_cache_refuses_one_more_token(build_model, batch) -> None:
 def test_block_mask_refuses_a_part_of_a_canvas(first: int, second: int, build_model, batch) -> None:
     model = build_model(clean_mask="block")
     cache = KVCache.for_model(model, 3, 16)
-    cache.advance(first)
+    cache.advance(batch.clean[:, :first])
     with pytest.raises(InputError, match="whole canvases of 4 tokens"):
         model.encode(batch.clean[:, :second], cache=cache)
 
@@ -164,12 +164,21 @@ def test_detached_encoding_stops_the_gradient(build_model, batch) -> None:
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-@pytest.mark.parametrize(("clean_mask", "n_read"), [("causal", 1), ("causal", 3), ("block", 4)])
+@pytest.mark.parametrize(
+    ("changes", "n_read"),
+    [
+        ({"clean_mask": "causal"}, 1),
+        ({"clean_mask": "causal"}, 3),
+        ({"clean_mask": "block"}, 4),
+        ({"noisy_input": "previous", "likelihood_bias": True}, 1),
+        ({"noisy_input": "previous", "likelihood_bias": True}, 3),
+    ],
+)
 def test_reading_and_denoising_at_once_is_one_after_the_other(
-    clean_mask: str, n_read: int, is_packed: bool, build_model, batch, monkeypatch
+    changes: dict[str, object], n_read: int, is_packed: bool, build_model, batch, monkeypatch
 ) -> None:
     monkeypatch.setattr("canvaslm.model.kv_cache.can_be_packed", lambda _: is_packed)
-    model = build_model(clean_mask=clean_mask)
+    model = build_model(**changes)
     ids, noisy = batch.clean[:, 4 : 4 + n_read], batch.noisy[:, :4]
     times = batch.times[:, :1]
     one, other = (KVCache.for_model(model, 3, 12) for _ in range(2))
@@ -210,3 +219,28 @@ def test_cut_cache_goes_on_as_if_the_rest_had_never_been_read(build_model, batch
     assert (gap - model.encode(batch.noisy[:, :4], cache=plain).hidden).abs().max() < 1e-12
     with pytest.raises(AssertionError, match="cannot be kept"):
         cut.cut(10)
+
+
+def test_the_tokens_of_a_cache_follow_its_rows_its_cuts_and_its_copies(build_model, batch) -> None:
+    model = build_model()
+    cache = KVCache.for_model(model, 3, 12)
+    model.encode(batch.clean[:, :9], cache=cache)
+    places = range(1, 10, 4)
+    assert torch.equal(cache.ids_before(places), batch.clean[:, :9:4])
+    assert torch.equal(model.encode(batch.clean).ids_before(places), batch.clean[:, :9:4])
+    rows = torch.tensor([2, 0])
+    copy = cache.some_rows(rows, room=4)
+    model.encode(batch.noisy[rows, :2], cache=copy)
+    assert torch.equal(
+        copy.ids_before(range(9, 12)),
+        torch.cat((batch.clean[rows, 8:9], batch.noisy[rows, :2]), dim=1),
+    )
+    cache.cut(5)
+    cache.keep_rows(rows)
+    model.encode(batch.noisy[rows, 5:6], cache=cache)
+    assert torch.equal(
+        cache.ids_before(range(5, 7)),
+        torch.stack((batch.clean[rows, 4], batch.noisy[rows, 5]), dim=1),
+    )
+    with pytest.raises(AssertionError, match="nothing stands before"):
+        cache.ids_before(range(2))

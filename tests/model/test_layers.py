@@ -13,7 +13,9 @@ from canvaslm.model.shape import ModelParams
 
 
 def rotation(params: ModelParams, *, start: int = 0, length: int = 1) -> Rotation:
-    return Rotation(start, length, params, dtype=torch.float32, device=torch.device("cpu"))
+    return Rotation(
+        [range(start, start + length)], params, dtype=torch.float32, device=torch.device("cpu")
+    )
 
 
 def true_angles(params: ModelParams, length: int) -> torch.Tensor:

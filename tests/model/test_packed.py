@@ -127,5 +127,5 @@ def test_a_forward_leaves_what_it_was_given(build_model, batch) -> None:
     stream = torch.randn(2, 3, 24, dtype=torch.float64)
     given = stream.clone()
     packed = PackedBackbone(model, 3)
-    packed.run(stream, 0, lambda layer, q, k, v: q)
+    packed.run(stream, [range(stream.shape[1])], lambda layer, q, k, v: q)
     assert torch.equal(stream, given)

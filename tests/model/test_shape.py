@@ -37,6 +37,7 @@ def test_production_shape_has_343516160_parameters() -> None:
         {"self_conditioning_form": "gated"},
         {"self_conditioning": "input", "self_conditioning_form": "gated", "bias": False},
         {"tied": False},
+        {"noisy_input": "previous", "likelihood_bias": True},
         {"vocab_multiple": 64},
         {"n_kv_heads": 4, "n_layers": 3},
     ],
@@ -50,13 +51,19 @@ def test_closed_form_counts_what_the_network_holds(
 
 
 def test_twin_differs_only_in_time_guess_and_mask(tiny_params: ModelParams) -> None:
-    changes = {"clean_mask": "block", "self_conditioning_form": "gated", "likelihood_bias": True}
+    changes = {
+        "clean_mask": "block",
+        "self_conditioning_form": "gated",
+        "likelihood_bias": True,
+        "noisy_input": "previous",
+    }
     params = tiny_params.model_copy(update=changes)
     twin = params.twin()
     assert (twin.time_width, twin.self_conditioning, twin.clean_mask) == (0, "off", "causal")
     rest = {"time_width", "self_conditioning", "self_conditioning_form", "clean_mask"}
-    rest.add("likelihood_bias")
+    rest |= {"likelihood_bias", "noisy_input"}
     assert not twin.likelihood_bias
+    assert twin.noisy_input == "own"
     assert twin.model_dump(exclude=rest) == params.model_dump(exclude=rest)
 
 
@@ -68,3 +75,20 @@ def test_query_heads_that_do_not_share_evenly_are_refused(tiny_params: ModelPara
 def test_counting_parameters_needs_no_torch() -> None:
     code = "import sys, canvaslm.model.shape; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"noisy_input": "previous"}, "likelihood_bias true"),
+        (
+            {"noisy_input": "previous", "likelihood_bias": True, "clean_mask": "block"},
+            "clean_mask causal",
+        ),
+    ],
+)
+def test_a_stream_that_reads_the_previous_token_needs_the_evidence_and_a_causal_context(
+    changes: dict[str, object], said: str, tiny_params: ModelParams
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ModelParams.model_validate(tiny_params.model_dump() | changes)

@@ -109,6 +109,17 @@ def test_next_tokens_are_not_learned_by_a_stream_that_sees_them(tiny_layout: Lay
     objective_of(tiny_layout, first_phase="noisy", first_phase_share=0.5).refuse_misfit(shape)
 
 
+def test_one_stream_does_not_read_the_previous_token(tiny_layout: Layout) -> None:
+    shape = tiny_shape(likelihood_bias=True, noisy_input="previous")
+    for context in ("noisy", "prefix"):
+        with pytest.raises(InputError, match="clean_mask"):
+            objective_of(tiny_layout, context=context).refuse_misfit(shape)
+    first = {"first_phase_share": 0.5}
+    with pytest.raises(InputError, match="noisy_input"):
+        objective_of(tiny_layout, first_phase="noisy", **first).refuse_misfit(shape)
+    objective_of(tiny_layout, first_phase="next_token", **first).refuse_misfit(shape)
+
+
 def test_operations_of_the_first_windows_follow_the_phases(tiny_layout: Layout) -> None:
     params = tiny_shape()
     plain, noisy = (objective_of(tiny_layout, context=c) for c in ("clean", "noisy"))

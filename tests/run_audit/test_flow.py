@@ -21,7 +21,9 @@ from canvaslm.run_audit.reading import Reading, denoised_logits, on_cpu, read_wi
 DENOISERS = ("diffusion", "prefix")
 
 
-@pytest.mark.parametrize("kind", ["diffusion", "prefix", "autoregressive", "phased", "biased"])
+@pytest.mark.parametrize(
+    "kind", ["diffusion", "prefix", "autoregressive", "phased", "biased", "previous"]
+)
 def test_a_clean_run_passes_and_is_left_as_it_was(open_run, failures, kind):
     subject = open_run(kind)
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
@@ -185,7 +187,11 @@ def test_a_network_with_two_modes_is_named(open_run, failures, monkeypatch):
 @pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
 def test_a_cache_that_counts_positions_from_0_is_named(open_run, failures, kind, monkeypatch):
     plain = PackedBackbone._turns
-    monkeypatch.setattr(PackedBackbone, "_turns", lambda self, start, shape: plain(self, 0, shape))
+    monkeypatch.setattr(
+        PackedBackbone,
+        "_turns",
+        lambda self, places: plain(self, [range(x.stop - x.start) for x in places]),
+    )
     assert failures(check_flow(open_run(kind))) == ["cached_decoding_agrees"]
 
 

@@ -24,7 +24,7 @@ from canvaslm.training.plan import learning_rate
 from canvaslm.training.weight_average import begin_average, follow_weights
 
 KINDS = ("diffusion", "prefix", "autoregressive", "muon")
-OPTIONS = ("phased", "biased", "bound")
+OPTIONS = ("phased", "biased", "previous", "bound")
 OBJECTIVES = ("diffusion", "autoregressive")
 FROZEN = "blocks.1.feed_forward.up.weight"
 

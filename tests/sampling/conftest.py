@@ -1,6 +1,9 @@
 """A scripted model that says what a test tells it to, and a real one with strong opinions."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +33,7 @@ def _params(**changes: object) -> ModelParams:
         "self_conditioning": "off",
         "self_conditioning_form": "linear",
         "likelihood_bias": False,
+        "noisy_input": "own",
         "tied": True,
         "clean_mask": "causal",
         "vocab_multiple": 1,
@@ -63,7 +67,7 @@ class ScriptedModel(nn.Module):
         assert cache is not None
         stored = ids[:, None, :, None].expand(-1, 1, -1, 2).float()
         keys, _ = cache.append(0, stored, stored)
-        cache.advance(ids.shape[1])
+        cache.advance(ids)
         self.batches.append(ids.shape[0])
         hidden = torch.zeros(*ids.shape, self.layout.vocab_size)
         if self.next_logits is not None:
@@ -73,7 +77,7 @@ class ScriptedModel(nn.Module):
                 for place in range(ids.shape[1]):
                     length = n_before + place + 1
                     hidden[row, place] = self.next_logits(tag, length, 0, clean[row, :length])
-        return Encoded(hidden=hidden, keys=(), values=())
+        return Encoded(ids=ids, hidden=hidden, keys=(), values=())
 
     def encode_context(self, ids: Tensor, *, cache: KVCache | None = None) -> Context:
         return self.encode(ids, cache=cache)
@@ -142,3 +146,20 @@ def opinionated() -> Callable[..., Backbone]:
         return model.to(dtype).eval()
 
     return build
+
+
+@pytest.fixture
+def caches_full(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """``caches_full(is_garbage=True)``: fresh caches hold NaN and wrong ids, else zeros."""
+
+    @contextmanager
+    def full(*, is_garbage: bool) -> Iterator[None]:
+        def filled(shape: Any, *, dtype: torch.dtype, **kwargs: Any) -> Tensor:
+            garbage = math.nan if dtype.is_floating_point else 35
+            return torch.full(shape, garbage if is_garbage else 0, dtype=dtype, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("canvaslm.model.kv_cache.torch.empty", filled)
+            yield
+
+    return full

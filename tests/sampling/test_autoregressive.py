@@ -117,17 +117,10 @@ def test_answer_beyond_the_window_is_refused(twin: Any) -> None:
 
 
 # BR-28
-def test_garbage_in_unused_cache_slots_reaches_no_token(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_garbage_in_unused_cache_slots_reaches_no_token(twin: Any, caches_full: Any) -> None:
     results = []
-    for filling in (0.0, math.nan):
-
-        def filled(*shape: Any, filling: float = filling, **kwargs: Any) -> Tensor:
-            return torch.full(shape[0], filling, **kwargs)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("canvaslm.model.kv_cache.torch.empty", filled)
+    for is_garbage in (False, True):
+        with caches_full(is_garbage=is_garbage):
             results.append(_sampler(twin, eot_id=None).generate([[1, 2], [3], []], 9, [0, 1, 2]))
     assert results[0] == results[1]
     assert all(made.reason == "length" for made in results[0])

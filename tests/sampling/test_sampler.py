@@ -108,23 +108,39 @@ def test_cache_changes_neither_ids_nor_hidden_states(
         assert (decoded[0] - expected).abs().max() < 1e-12
 
 
-def test_cache_is_exact_under_block_mask_and_self_conditioning(
-    opinionated: Any, tiny_layout: Layout
+@pytest.mark.parametrize(
+    ("changes", "prompt"),
+    [
+        ({"clean_mask": "block"}, [3, 1, 4, 1]),
+        ({"likelihood_bias": True}, [3, 1, 4]),
+        ({"likelihood_bias": True, "noisy_input": "previous"}, [3, 1, 4]),
+        ({"likelihood_bias": True, "noisy_input": "previous"}, []),
+    ],
+)
+@pytest.mark.parametrize("evidence", sorted(EVIDENCES))
+def test_cache_is_exact_under_every_shape_and_self_conditioning(
+    opinionated: Any,
+    tiny_layout: Layout,
+    changes: dict[str, object],
+    prompt: list[int],
+    evidence: str,
 ) -> None:
     for site in ("input", "output"):
-        model = opinionated(tiny_layout, self_conditioning=site, clean_mask="block")
+        model = opinionated(tiny_layout, self_conditioning=site, **changes)
         with torch.no_grad():
             ids, _ = generate_without_cache(
                 model,
-                [3, 1, 4, 1],
+                prompt,
                 3,
                 5,
                 rule="quota",
                 level=0.9,
                 n_steps=4,
                 temperatures=(0.8, 0.4),
+                evidence=evidence,
             )
-        [made] = _sampler(model, acceptance=Quota(threshold=0.9)).generate([[3, 1, 4, 1]], 12, [5])
+        sampler = _sampler(model, acceptance=Quota(threshold=0.9), evidence=evidence)
+        [made] = sampler.generate([prompt], 12, [5])
         assert made.ids == ids
 
 
@@ -225,18 +241,14 @@ def test_denoising_leaves_every_byte_of_the_cache_alone(
 
 
 # BR-28
+@pytest.mark.parametrize("changes", [{}, {"likelihood_bias": True, "noisy_input": "previous"}])
 def test_garbage_in_unused_cache_slots_reaches_no_result(
-    opinionated: Any, tiny_layout: Layout, monkeypatch: pytest.MonkeyPatch
+    opinionated: Any, tiny_layout: Layout, changes: dict[str, object], caches_full: Any
 ) -> None:
-    model = opinionated(tiny_layout)
+    model = opinionated(tiny_layout, **changes)
     results = []
-    for filling in (0.0, math.nan):
-
-        def filled(*shape: Any, filling: float = filling, **kwargs: Any) -> Tensor:
-            return torch.full(shape[0], filling, **kwargs)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("canvaslm.model.kv_cache.torch.empty", filled)
+    for is_garbage in (False, True):
+        with caches_full(is_garbage=is_garbage):
             results.append(_sampler(model).generate([[1, 2, 3], [4, 5, 6]], 12, [0, 1]))
     assert results[0] == results[1]
     assert all(made.reason == "length" for made in results[0])

@@ -264,18 +264,14 @@ def test_cache_holds_the_accepted_tokens_and_nothing_else(
 
 
 # BR-28
+@pytest.mark.parametrize("changes", [{}, {"likelihood_bias": True, "noisy_input": "previous"}])
 def test_garbage_in_unused_cache_slots_reaches_no_token(
-    opinionated: Any, tiny_layout: Layout, monkeypatch: pytest.MonkeyPatch
+    opinionated: Any, tiny_layout: Layout, changes: dict[str, object], caches_full: Any
 ) -> None:
-    model = opinionated(tiny_layout)
+    model = opinionated(tiny_layout, **changes)
     results = []
-    for filling in (0.0, math.nan):
-
-        def filled(*shape: Any, filling: float = filling, **kwargs: Any) -> Tensor:
-            return torch.full(shape[0], filling, **kwargs)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("canvaslm.model.kv_cache.torch.empty", filled)
+    for is_garbage in (False, True):
+        with caches_full(is_garbage=is_garbage):
             results.append(_sampler(model).generate([[1, 2], [3], [4, 5]], 9, [0, 1, 2]))
     assert results[0] == results[1]
     assert all(made.reason == "length" for made in results[0])

@@ -1,12 +1,15 @@
 """How do token ids become hidden states, in the clean stream and in the noisy one?
 
 ``encode`` reads clean tokens at time 0 and leaves their keys and values; ``denoise`` reads noisy
-canvases against them. The autoregressive twin is ``encode`` and nothing else.
+canvases against them. The autoregressive twin is ``encode`` and nothing else. Under
+``noisy_input: previous`` the noisy stream, too, reads at each place the token before the one that
+it predicts there, and stands at that token's position: what the clean stream has learned of the
+next token then holds in it (the shift of Gong et al. 2025, arXiv 2410.17891).
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -44,6 +47,8 @@ class Backbone(nn.Module):
         layout: canvas length and vocabulary.
 
     Attributes:
+        opening: (D,), what a noisy stream under ``noisy_input: previous`` reads where no token
+            stands before; None under ``own``.
         checkpoint_blocks: keep only the input of each block for the backward pass and compute the
             rest again; changes memory and time, never a value.
     """
@@ -60,6 +65,9 @@ class Backbone(nn.Module):
             self.self_conditioning = SelfConditioning(
                 params.width, bias=params.bias, gated=params.self_conditioning_form == "gated"
             )
+        self.opening = None
+        if params.noisy_input == "previous":
+            self.opening = nn.Parameter(torch.empty(params.width))
         self.blocks = nn.ModuleList(Block(params) for _ in range(params.n_layers))
         self.final_norm = RMSNorm(params.width, params.norm_eps)
         self.head = None
@@ -94,7 +102,7 @@ class Backbone(nn.Module):
             return self._encode(ids, start, keep)
         with torch.no_grad():
             encoded = self._encode(ids, start, keep, cache.pack(self))
-        cache.advance(ids.shape[1])
+        cache.advance(ids)
         return encoded
 
     def encode_context(self, ids: Tensor, *, cache: KVCache | None = None) -> Context:
@@ -108,7 +116,7 @@ class Backbone(nn.Module):
             return self._encode_context(ids, start, keep)
         with torch.no_grad():
             context = self._encode_context(ids, start, keep, cache.pack(self))
-        cache.advance(ids.shape[1])
+        cache.advance(ids)
         return context
 
     def denoise(
@@ -138,7 +146,8 @@ class Backbone(nn.Module):
             clean_k, clean_v = context.keys_values(layer)
             return canvas_attention(q, k, v, clean_k, clean_v, canvas_tokens=L, start=context.start)
 
-        return self._denoise(noisy, times, guess, has_guess, context.start, attend)
+        x = self._embed_noisy(noisy, times, context)
+        return self._denoise(x, guess, has_guess, self._places(context, noisy), attend)
 
     @torch.no_grad()
     def encode_and_denoise(
@@ -164,7 +173,11 @@ class Backbone(nn.Module):
         S, L = ids.shape[1], self.layout.canvas_tokens
         assert noisy.shape[1] == L, "behind a cache there is one canvas"
         self._open(cache, S)
-        x = self.embedding(torch.cat((ids, noisy), dim=1))
+        read, places = noisy, [range(cache.start, cache.start + S + L)]
+        if self.params.noisy_input == "previous":
+            read, end = torch.cat((ids[:, -1:], noisy[:, :-1]), dim=1), cache.start + S
+            places = [range(cache.start, end), range(end - 1, end - 1 + L)]
+        x = self.embedding(torch.cat((ids, read), dim=1))
         if self.time_embedding is not None:
             assert times is not None, "a network with a time input needs times"
             clean_time, canvas_time = self.time_embedding(
@@ -174,13 +187,13 @@ class Backbone(nn.Module):
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.append(layer, k, v)
-            read = self._attend_clean(q[:, :, :S], keys[:, :, :-L], values[:, :, :-L])
-            return torch.cat((read, full_attention(q[:, :, S:], keys, values)), dim=2)
+            seen = self._attend_clean(q[:, :, :S], keys[:, :, :-L], values[:, :, :-L])
+            return torch.cat((seen, full_attention(q[:, :, S:], keys, values)), dim=2)
 
         packed = cache.pack(self)
         run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
-        hidden = self.final_norm(run(x, cache.start, attend)[0])
-        cache.advance(S)
+        hidden = self.final_norm(run(x, places, attend)[0])
+        cache.advance(ids)
         return hidden[:, :S], hidden[:, S:]
 
     def denoise_one_stream(
@@ -204,7 +217,9 @@ class Backbone(nn.Module):
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return block_causal_attention(q, k, v, canvas_tokens=L)
 
-        return self._denoise(noisy, times, guess, has_guess, 0, attend)
+        assert self.opening is None, "one stream is block-causal and reads its own tokens"
+        x = self._add_times(self.embedding(noisy), times)
+        return self._denoise(x, guess, has_guess, [range(noisy.shape[1])], attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Posterior logits (..., V) of hidden states (..., D)."""
@@ -234,7 +249,8 @@ class Backbone(nn.Module):
             return full_attention(q, *cache.append(layer, k, v))
 
         packed = cache.pack(self)
-        return self._denoise(noisy, times, guess, has_guess, cache.start, attend, packed)
+        x = self._embed_noisy(noisy, times, cache)
+        return self._denoise(x, guess, has_guess, self._places(cache, noisy), attend, packed)
 
     def _open(self, cache: KVCache | None, n_tokens: int) -> tuple[int, _Keep]:
         """Where clean tokens begin, and what becomes of their keys and values in a layer."""
@@ -246,26 +262,26 @@ class Backbone(nn.Module):
         self, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
     ) -> Encoded:
         attend = functools.partial(self._attend_kept, keep)
-        if packed is not None:
-            x, keys, values = packed.run(self._embed(ids), start, attend)
-            return Encoded(hidden=self.final_norm(x), keys=keys, values=values)
-        x, keys, values = self._run(self._embed(ids), start, attend, self.blocks)
-        return Encoded(hidden=self.final_norm(x), keys=keys, values=values)
+        places = [range(start, start + ids.shape[1])]
+        run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
+        x, keys, values = run(self._embed(ids), places, attend)
+        return Encoded(ids=ids, hidden=self.final_norm(x), keys=keys, values=values)
 
     def _encode_context(
         self, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
     ) -> Context:
         attend = functools.partial(self._attend_kept, keep)
+        places = [range(start, start + ids.shape[1])]
         if packed is not None:
-            keys, values = packed.run_to_keys(self._embed(ids), start, attend, keep)
-            return Context(keys=keys, values=values)
+            keys, values = packed.run_to_keys(self._embed(ids), places, attend, keep)
+            return Context(ids=ids, keys=keys, values=values)
         last = len(self.blocks) - 1
-        x, keys, values = self._run(self._embed(ids), start, attend, self.blocks[:last])
+        x, keys, values = self._run(self._embed(ids), places, attend, self.blocks[:last])
         block = self.blocks[last]
         assert isinstance(block, Block)
-        k, v = block.keys_values(x, self._rotation(start, x))
+        k, v = block.keys_values(x, self._rotation(places, x))
         keep(last, k, v)
-        return Context(keys=(*keys, k), values=(*values, v))
+        return Context(ids=ids, keys=(*keys, k), values=(*values, v))
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Clean tokens (B, S) as (B, S, D), at time 0."""
@@ -274,21 +290,43 @@ class Backbone(nn.Module):
             return x
         return x + self.time_embedding(x.new_zeros(1, 1))
 
+    def _embed_noisy(self, noisy: Tensor, times: Tensor | None, context: CleanContext) -> Tensor:
+        """Noisy canvases (B, S) behind a clean context as (B, S, D)."""
+        if self.opening is None:
+            return self._add_times(self.embedding(noisy), times)
+        # The token before each one: noisy inside of a canvas, clean before it, none at position 0.
+        start, L = context.start, self.layout.canvas_tokens
+        ids = noisy.roll(1, dims=1)
+        skipped = 0 if start else L
+        known = range(start + skipped, start + noisy.shape[1], L)
+        ids[:, skipped::L] = context.ids_before(known)
+        x: Tensor = self.embedding(ids)
+        if start == 0:
+            x = torch.cat((self.opening.to(x.dtype).expand(len(x), 1, -1), x[:, 1:]), dim=1)
+        return self._add_times(x, times)
+
+    def _add_times(self, x: Tensor, times: Tensor | None) -> Tensor:
+        """Canvases (B, S, D) with their times (B, S/L)."""
+        if self.time_embedding is None:
+            return x
+        assert times is not None, "a network with a time input needs times"
+        embedded = self.time_embedding(times)  # (B, C, D)
+        return x + embedded.repeat_interleave(self.layout.canvas_tokens, dim=1)
+
+    def _places(self, context: CleanContext, noisy: Tensor) -> list[range]:
+        """Where noisy canvases stand: at their tokens, or at those that they read."""
+        start = context.start - (self.params.noisy_input == "previous")
+        return [range(start, start + noisy.shape[1])]
+
     def _denoise(
         self,
-        noisy: Tensor,
-        times: Tensor | None,
+        x: Tensor,
         guess: Tensor | None,
         has_guess: Tensor | None,
-        start: int,
+        places: Sequence[range],
         attend: _AttendLayer,
         packed: PackedBackbone | None = None,
     ) -> Tensor:
-        x = self.embedding(noisy)
-        if self.time_embedding is not None:
-            assert times is not None, "a network with a time input needs times"
-            embedded = self.time_embedding(times)  # (B, C, D)
-            x = x + embedded.repeat_interleave(self.layout.canvas_tokens, dim=1)
         addition = None
         if guess is not None:
             assert self.self_conditioning is not None, "this network takes no guess"
@@ -296,16 +334,20 @@ class Backbone(nn.Module):
         if addition is not None and self.params.self_conditioning == "input":
             x = x + addition
         run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
-        hidden = self.final_norm(run(x, start, attend)[0])
+        hidden = self.final_norm(run(x, places, attend)[0])
         if addition is not None and self.params.self_conditioning == "output":
             hidden = hidden + addition
         return hidden
 
     def _run(
-        self, x: Tensor, start: int, attend: _AttendLayer, blocks: Iterable[nn.Module]
+        self,
+        x: Tensor,
+        places: Sequence[range],
+        attend: _AttendLayer,
+        blocks: Iterable[nn.Module],
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Send x (B, S, D) through the first blocks; return it and the keys and values of each."""
-        rotation = self._rotation(start, x)
+        rotation = self._rotation(places, x)
         keys, values = [], []
         for layer, block in enumerate(blocks):
             arguments = (x, rotation, functools.partial(attend, layer))
@@ -317,10 +359,10 @@ class Backbone(nn.Module):
             values.append(v)
         return x, tuple(keys), tuple(values)
 
-    def _rotation(self, start: int, x: Tensor) -> Rotation:
-        """The positions of tokens x (B, S, D) from ``start`` on."""
+    def _rotation(self, places: Sequence[range], x: Tensor) -> Rotation:
+        """The positions of tokens x (B, S, D)."""
         dtype = wide(self.embedding.weight.dtype)
-        return Rotation(start, x.shape[1], self.params, dtype=dtype, device=x.device)
+        return Rotation(places, self.params, dtype=dtype, device=x.device)
 
     def _attend_kept(self, keep: _Keep, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._attend_clean(q, *keep(layer, k, v))

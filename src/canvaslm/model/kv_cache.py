@@ -25,16 +25,22 @@ class CleanContext(Protocol):
         """Keys and values (B, K, S, E) of one layer, positions 0..S-1."""
         ...
 
+    def ids_before(self, positions: range) -> Tensor:
+        """(B, len(positions)) int64: the clean token before each position, all above 0."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Clean keys and values of each layer, and nothing else of the clean stream.
+    """Clean tokens with their keys and values of each layer, and nothing else of that stream.
 
     Attributes:
+        ids: (B, S) int64.
         keys: one (B, K, S, E) for each layer.
         values: one (B, K, S, E) for each layer.
     """
 
+    ids: Tensor
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
@@ -47,6 +53,10 @@ class Context:
         """Keys and values (B, K, S, E) of one layer."""
         return self.keys[layer], self.values[layer]
 
+    def ids_before(self, positions: range) -> Tensor:
+        """(B, len(positions)) int64: the token before each position."""
+        return _before(self.ids, positions)
+
     def rows(self, index: Tensor) -> Self:
         """The rows of the batch that ``index`` (int64 or bool) selects."""
         return self._each(lambda tensor: tensor[index])
@@ -57,7 +67,7 @@ class Context:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
         keys, values = (tuple(map(change, kept)) for kept in (self.keys, self.values))
-        return replace(self, keys=keys, values=values)
+        return replace(self, ids=change(self.ids), keys=keys, values=values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +85,7 @@ class Encoded(Context):
 
 
 class KVCache:
-    """Preallocated keys and values of a growing prefix, and the weights that read it.
+    """Preallocated tokens, keys and values of a growing prefix, and the weights that read it.
 
     The cache holds ``length`` tokens, and :meth:`Backbone.encode` alone adds to them. What lies
     behind them belongs to the forward that is under way: a noisy canvas puts its own keys there,
@@ -98,6 +108,7 @@ class KVCache:
         shape = (n_layers, batch, n_kv_heads, capacity, head_width)
         self._keys = torch.empty(shape, dtype=dtype, device=device)
         self._values = torch.empty(shape, dtype=dtype, device=device)
+        self._ids = torch.empty((batch, capacity), dtype=torch.int64, device=device)
         self._layers = self._by_layer()
         self._length = 0
         self._packed: PackedBackbone | None = None
@@ -141,6 +152,10 @@ class KVCache:
         """Keys and values (B, K, length, E) of one layer."""
         return self._slice(layer, self._length)
 
+    def ids_before(self, positions: range) -> Tensor:
+        """(B, len(positions)) int64: the token before each position."""
+        return _before(self._ids[:, : self._length], positions)
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put one layer's new keys and values behind the prefix; return all of them.
 
@@ -153,9 +168,11 @@ class KVCache:
         all_values[:, :, self._length :] = values
         return all_keys, all_values
 
-    def advance(self, n_tokens: int) -> None:
-        """Count the tokens that every layer has been given."""
-        self._length += n_tokens
+    def advance(self, ids: Tensor) -> None:
+        """Take in the tokens (B, n) int64 whose keys and values every layer has been given."""
+        end = self._length + ids.shape[1]
+        self._ids[:, self._length : end] = ids
+        self._length = end
 
     def cut(self, length: int) -> None:
         """Forget the tokens from ``length`` on; those before them stay as they are."""
@@ -166,6 +183,7 @@ class KVCache:
         """Keep only the rows of the batch that ``rows`` (int64 or bool) selects."""
         self._keys = self._keys[:, rows]
         self._values = self._values[:, rows]
+        self._ids = self._ids[rows]
         self._layers = self._by_layer()
 
     def some_rows(self, rows: Tensor, *, room: int) -> "KVCache":
@@ -182,6 +200,7 @@ class KVCache:
         )
         copy._keys[..., : self._length, :] = self._keys[:, rows, :, : self._length]
         copy._values[..., : self._length, :] = self._values[:, rows, :, : self._length]
+        copy._ids[:, : self._length] = self._ids[rows, : self._length]
         copy._length, copy._packed = self._length, self._packed
         return copy
 
@@ -209,3 +228,8 @@ class KVCache:
     def _slice(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         keys, values = self._layers[layer]
         return keys[:, :, :end], values[:, :, :end]
+
+
+def _before(ids: Tensor, positions: range) -> Tensor:
+    assert not positions or positions[0] > 0, "nothing stands before the first token of a text"
+    return ids[:, [position - 1 for position in positions]]

@@ -1,7 +1,7 @@
 """Which pieces is a block made of: norm, rotation, attention heads, feed-forward, time?"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +46,7 @@ class Rotation:
     that a cast of the model to bfloat16 could round, or that a checkpoint could lack.
 
     Args:
-        start: position of the first token.
-        length: number of tokens (S).
+        places: positions of the S tokens, in runs.
         params: head width and base of the frequencies.
         dtype: type of the tables, float32 or float64.
         device: where they live.
@@ -55,8 +54,7 @@ class Rotation:
 
     def __init__(
         self,
-        start: int,
-        length: int,
+        places: Sequence[range],
         params: ModelParams,
         *,
         dtype: torch.dtype,
@@ -64,7 +62,8 @@ class Rotation:
     ) -> None:
         half = params.head_width // 2
         exponents = torch.arange(half, dtype=torch.float64, device=device) / half
-        positions = torch.arange(start, start + length, dtype=torch.float64, device=device)
+        runs = [torch.arange(x.start, x.stop, dtype=torch.float64, device=device) for x in places]
+        positions = torch.cat(runs)
         angles = positions[:, None] * params.rope_base**-exponents  # (S, E/2)
         self.cos = angles.cos().to(dtype)
         self.sin = angles.sin().to(dtype)

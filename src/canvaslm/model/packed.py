@@ -20,6 +20,7 @@ from canvaslm.model.layers import Block, RMSNorm, Rotation, wide
 if TYPE_CHECKING:
     from canvaslm.model.backbone import Backbone
 
+_FIRST = -1  # where a canvas at the start of a text reads what stands before it
 _AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 _Keep = Callable[[int, Tensor, Tensor], object]
 
@@ -60,40 +61,47 @@ class PackedBackbone:
         self._n_heads = [model.params.n_heads, model.params.n_kv_heads]
         self._n_turned = sum(self._n_heads)
         rotation = Rotation(
-            0, n_positions, model.params, dtype=wide(dtype), device=model.head_weight.device
+            [range(_FIRST, n_positions)],
+            model.params,
+            dtype=wide(dtype),
+            device=model.head_weight.device,
         )
         self._cos = torch.cat((rotation.cos, rotation.cos), dim=-1)  # (S, E)
         self._sin = torch.cat((-rotation.sin, rotation.sin), dim=-1)
 
     def run(
-        self, x: Tensor, start: int, attend: _AttendLayer
+        self, x: Tensor, places: Sequence[range], attend: _AttendLayer
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Take a stream through all blocks; return it with the keys and values of each.
 
         Args:
             x: (B, S, D).
-            start: position of its first token.
+            places: positions of its S tokens, in runs.
             attend: which keys a query may meet, given layer, q (B, H, S, E) and k, v (B, K, S, E).
 
         Returns:
             The stream, float32 or wider, and for each layer keys and values (B, K, S, E).
         """
-        return self._run(x, start, attend, self._blocks)
+        return self._run(x, places, attend, self._blocks)
 
     def run_to_keys(
-        self, x: Tensor, start: int, attend: _AttendLayer, keep: _Keep
+        self, x: Tensor, places: Sequence[range], attend: _AttendLayer, keep: _Keep
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """As :meth:`run`, up to the keys and values of the last block, which go to ``keep``."""
         *others, last = self._blocks
-        x, keys, values = self._run(x, start, attend, others)
-        _, k, v = self._heads(last, x.flatten(0, 1), self._turns(start, x.shape), x.shape)
+        x, keys, values = self._run(x, places, attend, others)
+        _, k, v = self._heads(last, x.flatten(0, 1), self._turns(places), x.shape)
         keep(len(others), k, v)
         return (*keys, k), (*values, v)
 
     def _run(
-        self, x: Tensor, start: int, attend: _AttendLayer, blocks: Sequence["_PackedBlock"]
+        self,
+        x: Tensor,
+        places: Sequence[range],
+        attend: _AttendLayer,
+        blocks: Sequence["_PackedBlock"],
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        shape, turns = x.shape, self._turns(start, x.shape)
+        shape, turns = x.shape, self._turns(places)
         x = x.to(self._cos.dtype, copy=True).flatten(0, 1)  # changed in place below
         keys, values = [], []
         for layer, block in enumerate(blocks):
@@ -106,10 +114,14 @@ class PackedBackbone:
             values.append(v)
         return x.view(shape), tuple(keys), tuple(values)
 
-    def _turns(self, start: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        end, room = start + shape[1], len(self._cos)
+    def _turns(self, places: Sequence[range]) -> tuple[Tensor, Tensor]:
+        end, room = places[-1].stop, len(self._cos) + _FIRST
         assert end <= room, f"{end} tokens do not fit a cache of {room}"
-        return self._cos[start:end], self._sin[start:end]
+        rows = [slice(run.start - _FIRST, run.stop - _FIRST) for run in places]
+        if len(rows) == 1:
+            return self._cos[rows[0]], self._sin[rows[0]]
+        cos, sin = (torch.cat([table[run] for run in rows]) for table in (self._cos, self._sin))
+        return cos, sin
 
     def _heads(
         self, block: "_PackedBlock", x: Tensor, turns: tuple[Tensor, Tensor], shape: torch.Size

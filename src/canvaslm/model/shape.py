@@ -34,6 +34,10 @@ class ModelParams(Params):
         description="whether the known evidence of the noisy token is added to its logit, so that "
         "the network gives the cavity, or is left to the network to learn"
     )
+    noisy_input: Literal["own", "previous"] = Field(
+        description="which token the network reads where it predicts one: the noisy one itself, or "
+        "the one before it, as a next-token model does"
+    )
     tied: Switch = Field(description="whether the head is the token table")
     clean_mask: Literal["causal", "block"] = Field(
         description="what a clean token may see: itself and earlier tokens, or its whole canvas too"
@@ -50,6 +54,22 @@ class ModelParams(Params):
             )
         return self
 
+    @model_validator(mode="after")
+    def _own_token_is_heard(self) -> Self:
+        if self.noisy_input == "own":
+            return self
+        if not self.likelihood_bias:
+            raise ValueError(
+                "likelihood_bias true where noisy_input is previous: a network that does not read "
+                "the noisy token itself has no other way to hear of it"
+            )
+        if self.clean_mask == "block":
+            raise ValueError(
+                "clean_mask causal where noisy_input is previous: the noisy stream reads as a "
+                "next-token model does, and so has the clean one to"
+            )
+        return self
+
     def twin(self) -> "ModelParams":
         """The same backbone as an autoregressive model: no time, no guess, a causal mask."""
         changes = {
@@ -58,6 +78,7 @@ class ModelParams(Params):
             "self_conditioning_form": "linear",
             "clean_mask": "causal",
             "likelihood_bias": False,
+            "noisy_input": "own",
         }
         return self.model_copy(update=changes)
 
@@ -75,6 +96,8 @@ def count_parameters(params: ModelParams, layout: Layout) -> int:
         total += _linear(params.time_width, D, params) + _linear(D, D, params)
     if not params.tied:
         total += layout.vocab_size * D
+    if params.noisy_input == "previous":
+        total += D  # what stands before the first token
     return total + guess_layers(params) * _linear(D, D, params)
 
 

@@ -56,8 +56,9 @@ class Denoising:
         """Raise where what is trained and the clean mask of the model contradict.
 
         Raises:
-            InputError: one stream, which is block-causal, is asked for with a causal clean mask, or
-                the next token is to be learned by a stream that sees it.
+            InputError: one stream, which is block-causal, is asked for with a causal clean mask,
+                the next token is to be learned by a stream that sees it, or one stream is to read
+                the previous token.
         """
         if self.diffusion.context != "clean" and params.clean_mask != "block":
             raise InputError(
@@ -73,6 +74,13 @@ class Denoising:
                 expected="causal, as the clean stream learns the next token",
                 got=params.clean_mask,
                 fix="set model.clean_mask: causal, or next_token_weight: 0 and no first phase",
+            )
+        if self.diffusion.first_phase == "noisy" and params.noisy_input == "previous":
+            raise InputError(
+                "params.yaml:model.noisy_input",
+                expected="own, as the first phase trains one stream, which reads its own tokens",
+                got=params.noisy_input,
+                fix="set model.noisy_input: own, or diffusion.first_phase: none or next_token",
             )
 
     def loss(self, model: Backbone, windows: Tensor, numbers: np.ndarray) -> LossSum:

@@ -112,11 +112,11 @@ class _StandIn:
     def encode(self, ids: Tensor) -> Encoded:
         self.clean = ids
         self.encoded = self._hand_out(ids)
-        return Encoded(hidden=self.encoded, keys=(), values=())
+        return Encoded(ids=ids, hidden=self.encoded, keys=(), values=())
 
     def encode_context(self, ids: Tensor) -> Context:
         self.clean = ids
-        return Context(keys=(), values=())
+        return Context(ids=ids, keys=(), values=())
 
     def denoise(
         self, noisy: Tensor, times: Tensor, *, context: CleanContext, guess: None, has_guess: None
