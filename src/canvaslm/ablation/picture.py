@@ -13,7 +13,7 @@ from canvaslm.ablation.comparison import AXES, Axis, Result
 from canvaslm.ablation.spec import Spec
 from canvaslm.reporting.bench_charts import standalone_svg
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -21,14 +21,15 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "svg.fonttype": "none",
 }
-_COLOURS: Mapping[Axis, str] = {"steps": "#33658a", "seconds": "#b7791f", "flops": "#2f7d5b"}
-_INK, _FAINT = "#202428", "#d7dbdf"
+MARK = "#33658a"
+_COLOURS: Mapping[Axis, str] = {"steps": MARK, "seconds": "#b7791f", "flops": "#2f7d5b"}
+INK, _FAINT = "#202428", "#d7dbdf"
 _APART = 0.2  # of the three comparisons of one arm
 
 
 def draw(spec: Spec, results: Mapping[str, Result]) -> str:
     """SVG with the figure of every seed and mean, and the paired intervals of the differences."""
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": spec.id}):
+    with mpl.rc_context({**STYLE, "svg.hashsalt": spec.id}):
         figure = Figure(figsize=(9.0, 1.4 + 0.42 * len(results)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         names = list(results)
@@ -36,7 +37,7 @@ def draw(spec: Spec, results: Mapping[str, Result]) -> str:
             _draw_mean(left, place, results[name])
             _draw_differences(right, place, results[name])
         left.axvline(results[spec.baseline].mean, color=_FAINT, linewidth=1.0, zorder=0.5)
-        right.axvline(0.0, color=_INK, linewidth=1.0, zorder=0.5)
+        right.axvline(0.0, color=INK, linewidth=1.0, zorder=0.5)
         margin = spec.decision.paired_interval_excludes
         right.axvspan(-margin, margin, color=_FAINT, alpha=0.6, linewidth=0, zorder=0.4)
         left.set_yticks(range(len(names)), names)
@@ -55,7 +56,7 @@ def draw(spec: Spec, results: Mapping[str, Result]) -> str:
 
 def _draw_mean(axes: Axes, place: int, result: Result) -> None:
     axes.plot(result.by_seed, [place] * len(result.by_seed), "o", color=_FAINT, markersize=5)
-    axes.plot([result.mean], [place], "|", color=_INK, markersize=14, markeredgewidth=1.8)
+    axes.plot([result.mean], [place], "|", color=INK, markersize=14, markeredgewidth=1.8)
     axes.annotate(f"{result.mean:.4g}", (result.mean, place), xytext=(0, 9),
                   textcoords="offset points", ha="center", fontsize=7)  # fmt: skip
 

@@ -1,7 +1,8 @@
 """What may be concluded from an ablation, in words that are the same for all of them?
 
 ``metrics.json`` holds all figures, ``arms.csv`` and ``table.md`` a row for each arm, ``arms.svg``
-the picture. They are the same bytes for the same experiments and seconds.
+the picture; where the values are numbers, ``curve.svg`` shows the figures along them. They are the
+same bytes for the same experiments and seconds.
 """
 
 import csv
@@ -14,6 +15,7 @@ from typing import Any
 
 from canvaslm.ablation.arms import Arm, find_arms, find_trials
 from canvaslm.ablation.comparison import AXES, Against, Axis, Result, compare
+from canvaslm.ablation.curve import draw_curve, numbers_of
 from canvaslm.ablation.interval import ESTIMATOR, Interval
 from canvaslm.ablation.picture import draw
 from canvaslm.ablation.rows import Row, collect
@@ -48,12 +50,15 @@ def tabulate(root: Path, spec: Spec) -> dict[str, Result]:
     results = compare(spec, rows, read_seconds(root, spec, folder))
     values = {name: _value(arm.params, spec.varies) for name, arm in arms.items()}
     told = _conclusions(spec, results, arms, rows)
+    numbers = numbers_of(spec, values)
     contents = {
         "metrics.json": to_json(_metrics(spec, rows, results, arms, told)),
         "arms.csv": _as_csv(spec, results),
-        "table.md": _as_page(spec, results, values, told),
+        "table.md": _as_page(spec, results, values, told, has_curve=numbers is not None),
         "arms.svg": draw(spec, results),
     }
+    if numbers is not None:
+        contents["curve.svg"] = draw_curve(spec, numbers, results)
     write_files({folder / name: text.encode() for name, text in contents.items()})
     return results
 
@@ -157,13 +162,23 @@ def _as_csv(spec: Spec, results: Mapping[str, Result]) -> str:
 
 
 def _as_page(
-    spec: Spec, results: Mapping[str, Result], values: Mapping[str, Value], told: Mapping[str, str]
+    spec: Spec,
+    results: Mapping[str, Result],
+    values: Mapping[str, Value],
+    told: Mapping[str, str],
+    *,
+    has_curve: bool,
 ) -> str:
-    return "\n".join(_lines(spec, results, values, told)) + "\n"
+    return "\n".join(_lines(spec, results, values, told, has_curve=has_curve)) + "\n"
 
 
 def _lines(
-    spec: Spec, results: Mapping[str, Result], values: Mapping[str, Value], told: Mapping[str, str]
+    spec: Spec,
+    results: Mapping[str, Result],
+    values: Mapping[str, Value],
+    told: Mapping[str, str],
+    *,
+    has_curve: bool,
 ) -> Iterator[str]:
     yield f"# {spec.id}\n"
     yield f"{spec.question}\n"
@@ -182,7 +197,10 @@ def _lines(
         cells.append(result.judgement or "")
         cells += [f"{value:.4g}" for value in result.also]
         yield f"| {' | '.join(cells)} |"
-    yield "\n![every arm](arms.svg)\n\n## What follows\n"
+    yield "\n![every arm](arms.svg)\n"
+    if has_curve:
+        yield f"![every figure along {spec.varies}](curve.svg)\n"
+    yield "## What follows\n"
     yield from (f"- {name}: {text}" for name, text in told.items())
     yield "\n## What does not follow\n"
     yield from (f"- {text}" for text in (*spec.does_not_establish, *_ALWAYS))
