@@ -1,6 +1,6 @@
 """Which decoders are compared, of which size, and what are they asked?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,7 @@ class Sizes:
             self_conditioning_form="linear",
             likelihood_bias=False,
             noisy_input="own",
+            token_shift=False,
             tied=True,
             clean_mask="causal",
             vocab_multiple=1,
@@ -179,8 +180,8 @@ class _Behind:
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.read.keys_values(layer)
 
-    def ids_before(self, positions: range) -> Tensor:
-        return self.read.ids_before(positions)
+    def ids_at(self, positions: Sequence[int]) -> Tensor:
+        return self.read.ids_at(positions)
 
 
 def _network(shape: ModelParams, layout: Layout, dtype: torch.dtype) -> Backbone:

@@ -1,6 +1,7 @@
 """Plain implementations that tests hold the product against: slow, explicit, written once more."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,7 @@ def plain_forward(
     times: Tensor,
     seen: Tensor,
     guess: Tensor | None = None,
+    before: Tensor | None = None,
 ) -> Tensor:
     """Hidden states (B, S, D) of any tokens at any positions and times under any mask.
 
@@ -169,6 +171,7 @@ def plain_forward(
         times: (B, S), each token's own.
         seen: (S, S) bool.
         guess: (B, S, D) or None; 0 where a token has none.
+        before: (B, S) int64, the token before each one, -1 for none; None: ids are one text.
     """
     p, w = model.params, dict(model.named_parameters())
 
@@ -196,6 +199,11 @@ def plain_forward(
 
     table = w["embedding.weight"]
     x = (torch.cat((table, w["opening"][None])) if "opening" in w else table)[ids]
+    if p.token_shift:
+        if before is None:
+            before = torch.cat((torch.full_like(ids[:, :1], -1), ids[:, :-1]), 1)
+        rows = torch.cat((table, torch.zeros_like(table[:1])))[before]
+        x = x + torch.einsum("...i,oi->...o", rows, w["token_shift.weight"])
     if p.time_width:
         half = p.time_width // 2
         speeds = torch.tensor([10000.0 ** (-i / half) for i in range(half)], dtype=x.dtype)
@@ -234,10 +242,17 @@ def two_stream_forward(
     """Hidden states (B, T, D) of the noisy and of the clean stream, as one row of 2T tokens."""
     T, L = clean.shape[1], model.layout.canvas_tokens
     shift = int(model.params.noisy_input == "previous")
-    read = noisy.clone()
-    for i in range(T if shift else 0):
-        read[:, i] = -1 if i == 0 else (noisy if i % L else clean)[:, i - 1]
+    none = torch.full_like(clean[:, :1], -1)
+    read, before = noisy.clone(), noisy.clone()
+    for i in range(T):
+        # What stands `n` before place i, as its canvas sees it.
+        one, two = (
+            none[:, 0] if i < n else (noisy if n <= i % L else clean)[:, i - n] for n in (1, 2)
+        )
+        read[:, i] = one if shift else noisy[:, i]
+        before[:, i] = two if shift else one
     ids = torch.cat((read, clean), 1)
+    before = torch.cat((before, none, clean[:, :-1]), 1)
     positions = torch.cat((torch.arange(T) - shift, torch.arange(T)))
     token_times = torch.cat(
         (times.repeat_interleave(L, 1), torch.zeros_like(times[:, :1].expand(-1, T))), 1
@@ -245,7 +260,7 @@ def two_stream_forward(
     seen = two_stream_mask(T, L, model.params.clean_mask, leaks=leaks)
     if guess is not None:
         guess = torch.cat((guess, torch.zeros_like(guess)), 1)
-    hidden = plain_forward(model, ids, positions, token_times, seen, guess)
+    hidden = plain_forward(model, ids, positions, token_times, seen, guess, before)
     return hidden[:, :T], hidden[:, T:]
 
 
@@ -281,8 +296,8 @@ class WrittenContext:
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._layers[layer]
 
-    def ids_before(self, positions: range) -> Tensor:
-        return torch.tensor([[self._text[position - 1] for position in positions]])
+    def ids_at(self, positions: Sequence[int]) -> Tensor:
+        return torch.tensor([[self._text[position] for position in positions]])
 
 
 def accepted_by_hand(

@@ -183,6 +183,11 @@ class ModelNumbers(Protocol):
         """Inner width of the gated feed-forward."""
         ...
 
+    @property
+    def token_shift(self) -> bool:
+        """Whether a D×D matrix reads the token before."""
+        ...
+
 
 def stream_flops(
     model: ModelNumbers,
@@ -195,12 +200,12 @@ def stream_flops(
 ) -> float:
     """Count the floating-point operations of one forward of one stream of tokens.
 
-    ``2·M·tokens`` for the M matrix parameters of all blocks, ``4·tokens·mean_keys·H·E`` in each
-    block for scores and weighted sum, ``2·D·V`` for each token that goes through the head
-    (Kaplan et al. 2020, arXiv 2001.08361, section 2.1, with attention over the keys that are
-    really seen). Norms, activations, biases, look-ups, the time embedding (once a canvas) and the
-    self-conditioning projection are left out: together they are below one percent at any width
-    that matters. A backward costs twice a forward.
+    ``2·M·tokens`` for the M matrix parameters of all blocks and of the token shift,
+    ``4·tokens·mean_keys·H·E`` in each block for scores and weighted sum, ``2·D·V`` for each token
+    that goes through the head (Kaplan et al. 2020, arXiv 2001.08361, section 2.1, with attention
+    over the keys that are really seen). Norms, activations, biases, look-ups, the time embedding
+    (once a canvas) and the self-conditioning projection are left out: together they are below one
+    percent at any width that matters. A backward costs twice a forward.
 
     Args:
         model: the shape, for example ``ModelParams``.
@@ -217,6 +222,8 @@ def stream_flops(
     attention = 4.0 * mean_keys * query
     whole = model.n_layers - 1 if for_context else model.n_layers
     blocks = whole * tokens * (2.0 * matrices + attention)
+    if model.token_shift:
+        blocks += tokens * 2.0 * model.width**2
     if for_context:
         blocks += tokens * 2.0 * model.width * 2 * key
     return blocks + 2.0 * model.width * vocab_size * scored_tokens

@@ -33,13 +33,16 @@ SHAPES = [
     {"self_conditioning": "input", "qk_norm": True},
     {"bias": False, "n_kv_heads": 4},
     {"n_kv_heads": 1, "vocab_multiple": 16},
+    {"token_shift": True},
 ]
 
 
 PREVIOUS = {"noisy_input": "previous", "likelihood_bias": True}
 
 
-@pytest.mark.parametrize("changes", [*SHAPES, PREVIOUS, PREVIOUS | {"time_width": 0}])
+@pytest.mark.parametrize(
+    "changes", [*SHAPES, PREVIOUS, PREVIOUS | {"time_width": 0, "token_shift": True}]
+)
 def test_two_streams_equal_the_dense_description(changes, build_model, batch) -> None:
     model = build_model(**changes)
     encoded = model.encode(batch.clean)
@@ -425,9 +428,12 @@ def test_without_noise_and_time_the_previous_token_gives_the_next_one(
     assert (hidden[:, L:] - encoded.hidden[:, L - 1 : -1]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("token_shift", [False, True])
 @pytest.mark.parametrize("n_read", [1, 4, 7])
-def test_the_previous_token_is_the_same_behind_a_cache(n_read: int, build_model, batch) -> None:
-    model = build_model(**PREVIOUS)
+def test_the_previous_token_is_the_same_behind_a_cache(
+    n_read: int, token_shift: bool, build_model, batch
+) -> None:
+    model = build_model(**PREVIOUS, token_shift=token_shift)
     L = model.layout.canvas_tokens
     noisy, times = batch.noisy[:, :L], batch.times[:, :1]
     caches = [KVCache.for_model(model, 3, n_read + L) for _ in range(2)]
@@ -437,19 +443,31 @@ def test_the_previous_token_is_the_same_behind_a_cache(n_read: int, build_model,
     for cache in caches:
         model.encode_context(batch.clean[:, :n_read], cache=cache)
         found.append(model.denoise(noisy, times, context=cache, guess=None, has_guess=None))
+    text = torch.cat((torch.full_like(batch.clean[:, :1], -1), batch.clean), dim=1)
     truth = plain_forward(
         model,
         torch.cat((batch.clean[:, :n_read], batch.clean[:, n_read - 1 : n_read], noisy[:, :-1]), 1),
         torch.cat((torch.arange(n_read), torch.arange(L) + n_read - 1)),
         torch.cat((torch.zeros(3, n_read), times.expand(-1, L)), 1),
         _prefix_mask(n_read, L),
+        before=torch.cat(
+            (
+                text[:, :n_read],  # of the prefix
+                text[:, n_read - 1 : n_read + 1],  # of the last clean token and of what follows it
+                noisy[:, :-2],
+            ),
+            dim=1,
+        ),
     )[:, n_read:]
     assert (found[0] - truth).abs().max() < 1e-12
     assert (found[1] - truth).abs().max() < 1e-12
 
 
-def test_the_previous_token_is_the_opening_where_a_text_begins(build_model, batch) -> None:
-    model = build_model(**PREVIOUS)
+@pytest.mark.parametrize("changes", [PREVIOUS, PREVIOUS | {"token_shift": True}])
+def test_the_previous_token_is_the_opening_where_a_text_begins(
+    changes: dict[str, object], build_model, batch
+) -> None:
+    model = build_model(**changes)
     L = model.layout.canvas_tokens
     cache = KVCache.for_model(model, 3, L)
     behind = model.denoise(

@@ -172,6 +172,8 @@ def test_detached_encoding_stops_the_gradient(build_model, batch) -> None:
         ({"clean_mask": "block"}, 4),
         ({"noisy_input": "previous", "likelihood_bias": True}, 1),
         ({"noisy_input": "previous", "likelihood_bias": True}, 3),
+        ({"token_shift": True}, 3),
+        ({"noisy_input": "previous", "likelihood_bias": True, "token_shift": True}, 1),
     ],
 )
 def test_reading_and_denoising_at_once_is_one_after_the_other(
@@ -225,22 +227,18 @@ def test_the_tokens_of_a_cache_follow_its_rows_its_cuts_and_its_copies(build_mod
     model = build_model()
     cache = KVCache.for_model(model, 3, 12)
     model.encode(batch.clean[:, :9], cache=cache)
-    places = range(1, 10, 4)
-    assert torch.equal(cache.ids_before(places), batch.clean[:, :9:4])
-    assert torch.equal(model.encode(batch.clean).ids_before(places), batch.clean[:, :9:4])
+    places = range(0, 9, 4)
+    assert torch.equal(cache.ids_at(places), batch.clean[:, :9:4])
+    assert torch.equal(model.encode(batch.clean).ids_at(places), batch.clean[:, :9:4])
     rows = torch.tensor([2, 0])
     copy = cache.some_rows(rows, room=4)
     model.encode(batch.noisy[rows, :2], cache=copy)
-    assert torch.equal(
-        copy.ids_before(range(9, 12)),
-        torch.cat((batch.clean[rows, 8:9], batch.noisy[rows, :2]), dim=1),
-    )
+    copied = torch.cat((batch.clean[rows, 8:9], batch.noisy[rows, :2]), dim=1)
+    assert torch.equal(copy.ids_at(range(8, 11)), copied)
     cache.cut(5)
     cache.keep_rows(rows)
     model.encode(batch.noisy[rows, 5:6], cache=cache)
-    assert torch.equal(
-        cache.ids_before(range(5, 7)),
-        torch.stack((batch.clean[rows, 4], batch.noisy[rows, 5]), dim=1),
-    )
-    with pytest.raises(AssertionError, match="nothing stands before"):
-        cache.ids_before(range(2))
+    kept = torch.stack((batch.clean[rows, 4], batch.noisy[rows, 5]), dim=1)
+    assert torch.equal(cache.ids_at(range(4, 6)), kept)
+    with pytest.raises(IndexError):
+        cache.ids_at(range(6, 7))

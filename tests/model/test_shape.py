@@ -37,6 +37,7 @@ def test_production_shape_has_343516160_parameters() -> None:
         {"self_conditioning_form": "gated"},
         {"self_conditioning": "input", "self_conditioning_form": "gated", "bias": False},
         {"tied": False},
+        {"token_shift": True},
         {"noisy_input": "previous", "likelihood_bias": True},
         {"vocab_multiple": 64},
         {"n_kv_heads": 4, "n_layers": 3},

@@ -34,6 +34,7 @@ def _params(**changes: object) -> ModelParams:
         "self_conditioning_form": "linear",
         "likelihood_bias": False,
         "noisy_input": "own",
+        "token_shift": False,
         "tied": True,
         "clean_mask": "causal",
         "vocab_multiple": 1,

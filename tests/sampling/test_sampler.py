@@ -113,8 +113,10 @@ def test_cache_changes_neither_ids_nor_hidden_states(
     [
         ({"clean_mask": "block"}, [3, 1, 4, 1]),
         ({"likelihood_bias": True}, [3, 1, 4]),
+        ({"token_shift": True}, [3, 1, 4]),
         ({"likelihood_bias": True, "noisy_input": "previous"}, [3, 1, 4]),
         ({"likelihood_bias": True, "noisy_input": "previous"}, []),
+        ({"likelihood_bias": True, "noisy_input": "previous", "token_shift": True}, [3]),
     ],
 )
 @pytest.mark.parametrize("evidence", sorted(EVIDENCES))

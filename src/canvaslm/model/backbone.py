@@ -47,6 +47,7 @@ class Backbone(nn.Module):
         layout: canvas length and vocabulary.
 
     Attributes:
+        token_shift: (D, D), through which a token hears of the one before it; None without.
         opening: (D,), what a noisy stream under ``noisy_input: previous`` reads where no token
             stands before; None under ``own``.
         checkpoint_blocks: keep only the input of each block for the backward pass and compute the
@@ -65,6 +66,9 @@ class Backbone(nn.Module):
             self.self_conditioning = SelfConditioning(
                 params.width, bias=params.bias, gated=params.self_conditioning_form == "gated"
             )
+        self.token_shift = None
+        if params.token_shift:
+            self.token_shift = nn.Linear(params.width, params.width, bias=False)
         self.opening = None
         if params.noisy_input == "previous":
             self.opening = nn.Parameter(torch.empty(params.width))
@@ -99,9 +103,9 @@ class Backbone(nn.Module):
         """
         start, keep = self._open(cache, ids.shape[1])
         if cache is None:
-            return self._encode(ids, start, keep)
+            return self._encode(self._embed(ids, None), ids, start, keep)
         with torch.no_grad():
-            encoded = self._encode(ids, start, keep, cache.pack(self))
+            encoded = self._encode(self._embed(ids, cache), ids, start, keep, cache.pack(self))
         cache.advance(ids)
         return encoded
 
@@ -113,9 +117,10 @@ class Backbone(nn.Module):
         """
         start, keep = self._open(cache, ids.shape[1])
         if cache is None:
-            return self._encode_context(ids, start, keep)
+            return self._encode_context(self._embed(ids, None), ids, start, keep)
         with torch.no_grad():
-            context = self._encode_context(ids, start, keep, cache.pack(self))
+            x = self._embed(ids, cache)
+            context = self._encode_context(x, ids, start, keep, cache.pack(self))
         cache.advance(ids)
         return context
 
@@ -173,11 +178,13 @@ class Backbone(nn.Module):
         S, L = ids.shape[1], self.layout.canvas_tokens
         assert noisy.shape[1] == L, "behind a cache there is one canvas"
         self._open(cache, S)
-        read, places = noisy, [range(cache.start, cache.start + S + L)]
-        if self.params.noisy_input == "previous":
-            read, end = torch.cat((ids[:, -1:], noisy[:, :-1]), dim=1), cache.start + S
-            places = [range(cache.start, end), range(end - 1, end - 1 + L)]
-        x = self.embedding(torch.cat((ids, read), dim=1))
+        start, back = cache.start, int(self.params.noisy_input == "previous")
+        lead = self._lead(cache)
+        read = self._shift(self.embedding(torch.cat((lead, ids, noisy[:, : L - back]), dim=1)))
+        x = torch.cat((read[:, lead.shape[1] :][:, :S], read[:, -L:]), dim=1)
+        places = [range(start, start + S + L)]
+        if back:
+            places = [range(start, start + S), range(start + S - 1, start + S - 1 + L)]
         if self.time_embedding is not None:
             assert times is not None, "a network with a time input needs times"
             clean_time, canvas_time = self.time_embedding(
@@ -218,7 +225,7 @@ class Backbone(nn.Module):
             return block_causal_attention(q, k, v, canvas_tokens=L)
 
         assert self.opening is None, "one stream is block-causal and reads its own tokens"
-        x = self._add_times(self.embedding(noisy), times)
+        x = self._add_times(self._shift(self.embedding(noisy)), times)
         return self._denoise(x, guess, has_guess, [range(noisy.shape[1])], attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -259,51 +266,71 @@ class Backbone(nn.Module):
         return start, _as_they_are if cache is None else cache.append
 
     def _encode(
-        self, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
+        self, x: Tensor, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
     ) -> Encoded:
         attend = functools.partial(self._attend_kept, keep)
-        places = [range(start, start + ids.shape[1])]
         run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
-        x, keys, values = run(self._embed(ids), places, attend)
+        x, keys, values = run(x, [range(start, start + ids.shape[1])], attend)
         return Encoded(ids=ids, hidden=self.final_norm(x), keys=keys, values=values)
 
     def _encode_context(
-        self, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
+        self, x: Tensor, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
     ) -> Context:
         attend = functools.partial(self._attend_kept, keep)
         places = [range(start, start + ids.shape[1])]
         if packed is not None:
-            keys, values = packed.run_to_keys(self._embed(ids), places, attend, keep)
+            keys, values = packed.run_to_keys(x, places, attend, keep)
             return Context(ids=ids, keys=keys, values=values)
         last = len(self.blocks) - 1
-        x, keys, values = self._run(self._embed(ids), places, attend, self.blocks[:last])
+        x, keys, values = self._run(x, places, attend, self.blocks[:last])
         block = self.blocks[last]
         assert isinstance(block, Block)
         k, v = block.keys_values(x, self._rotation(places, x))
         keep(last, k, v)
         return Context(ids=ids, keys=(*keys, k), values=(*values, v))
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        """Clean tokens (B, S) as (B, S, D), at time 0."""
-        x = self.embedding(ids)
+    def _embed(self, ids: Tensor, cache: KVCache | None) -> Tensor:
+        """Clean tokens (B, S), behind a cache or none, as (B, S, D), at time 0."""
+        lead = ids[:, :0] if cache is None else self._lead(cache)
+        x = self._shift(self.embedding(torch.cat((lead, ids), dim=1)))[:, lead.shape[1] :]
         if self.time_embedding is None:
             return x
         return x + self.time_embedding(x.new_zeros(1, 1))
 
     def _embed_noisy(self, noisy: Tensor, times: Tensor | None, context: CleanContext) -> Tensor:
         """Noisy canvases (B, S) behind a clean context as (B, S, D)."""
-        if self.opening is None:
+        start, L, back = context.start, self.layout.canvas_tokens, int(self.opening is not None)
+        n_lead = back + (self.token_shift is not None)
+        if n_lead == 0:
             return self._add_times(self.embedding(noisy), times)
-        # The token before each one: noisy inside of a canvas, clean before it, none at position 0.
-        start, L = context.start, self.layout.canvas_tokens
-        ids = noisy.roll(1, dims=1)
-        skipped = 0 if start else L
-        known = range(start + skipped, start + noisy.shape[1], L)
-        ids[:, skipped::L] = context.ids_before(known)
-        x: Tensor = self.embedding(ids)
-        if start == 0:
+        # Each canvas with the clean tokens before it, of which there are none where a text begins.
+        firsts = range(start, start + noisy.shape[1], L)
+        places = [place for first in firsts for place in range(first - n_lead, first)]
+        n_none = sum(place < 0 for place in places)
+        lead = context.ids_at(places[n_none:])
+        lead = torch.cat((noisy.new_zeros(len(noisy), n_none), lead), dim=1)
+        text = torch.cat((lead.unflatten(1, (-1, n_lead)), noisy.unflatten(1, (-1, L))), dim=2)
+        x: Tensor = self.embedding(text)  # (B, C, n_lead + L, D)
+        if n_none:
+            is_token = torch.ones(len(firsts), n_lead + L, 1, dtype=x.dtype, device=x.device)
+            is_token[:, :n_lead] = torch.tensor(places).reshape(-1, n_lead, 1) >= 0
+            x = x * is_token
+        x = self._shift(x)[:, :, n_lead - back :][:, :, :L].flatten(1, 2)
+        if self.opening is not None and start == 0:
             x = torch.cat((self.opening.to(x.dtype).expand(len(x), 1, -1), x[:, 1:]), dim=1)
         return self._add_times(x, times)
+
+    def _shift(self, x: Tensor) -> Tensor:
+        """Tokens (..., S, D), each with what the one before it in the text brings along."""
+        if self.token_shift is None:
+            return x
+        brought = self.token_shift(x[..., :-1, :])
+        return torch.cat((x[..., :1, :], x[..., 1:, :] + brought), dim=-2)
+
+    def _lead(self, cache: KVCache) -> Tensor:
+        """(B, 0 or 1), the cached token that the next one has to know of."""
+        reach = min(cache.length, int(self.token_shift is not None))
+        return cache.ids_at(range(cache.length - reach, cache.length))
 
     def _add_times(self, x: Tensor, times: Tensor | None) -> Tensor:
         """Canvases (B, S, D) with their times (B, S/L)."""

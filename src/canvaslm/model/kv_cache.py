@@ -1,6 +1,6 @@
 """Where do the keys and values of clean tokens live while noisy canvases read them?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -25,8 +25,8 @@ class CleanContext(Protocol):
         """Keys and values (B, K, S, E) of one layer, positions 0..S-1."""
         ...
 
-    def ids_before(self, positions: range) -> Tensor:
-        """(B, len(positions)) int64: the clean token before each position, all above 0."""
+    def ids_at(self, positions: Sequence[int]) -> Tensor:
+        """(B, len(positions)) int64: the clean tokens at some positions."""
         ...
 
 
@@ -53,9 +53,9 @@ class Context:
         """Keys and values (B, K, S, E) of one layer."""
         return self.keys[layer], self.values[layer]
 
-    def ids_before(self, positions: range) -> Tensor:
-        """(B, len(positions)) int64: the token before each position."""
-        return _before(self.ids, positions)
+    def ids_at(self, positions: Sequence[int]) -> Tensor:
+        """(B, len(positions)) int64: the tokens at some positions."""
+        return self.ids[:, list(positions)]
 
     def rows(self, index: Tensor) -> Self:
         """The rows of the batch that ``index`` (int64 or bool) selects."""
@@ -152,9 +152,9 @@ class KVCache:
         """Keys and values (B, K, length, E) of one layer."""
         return self._slice(layer, self._length)
 
-    def ids_before(self, positions: range) -> Tensor:
-        """(B, len(positions)) int64: the token before each position."""
-        return _before(self._ids[:, : self._length], positions)
+    def ids_at(self, positions: Sequence[int]) -> Tensor:
+        """(B, len(positions)) int64: the tokens at some positions."""
+        return self._ids[:, : self._length][:, list(positions)]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put one layer's new keys and values behind the prefix; return all of them.
@@ -228,8 +228,3 @@ class KVCache:
     def _slice(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         keys, values = self._layers[layer]
         return keys[:, :, :end], values[:, :, :end]
-
-
-def _before(ids: Tensor, positions: range) -> Tensor:
-    assert not positions or positions[0] > 0, "nothing stands before the first token of a text"
-    return ids[:, [position - 1 for position in positions]]

@@ -38,6 +38,9 @@ class ModelParams(Params):
         description="which token the network reads where it predicts one: the noisy one itself, or "
         "the one before it, as a next-token model does"
     )
+    token_shift: Switch = Field(
+        description="whether a token brings along what a matrix makes of the token before it"
+    )
     tied: Switch = Field(description="whether the head is the token table")
     clean_mask: Literal["causal", "block"] = Field(
         description="what a clean token may see: itself and earlier tokens, or its whole canvas too"
@@ -96,6 +99,8 @@ def count_parameters(params: ModelParams, layout: Layout) -> int:
         total += _linear(params.time_width, D, params) + _linear(D, D, params)
     if not params.tied:
         total += layout.vocab_size * D
+    if params.token_shift:
+        total += D * D
     if params.noisy_input == "previous":
         total += D  # what stands before the first token
     return total + guess_layers(params) * _linear(D, D, params)

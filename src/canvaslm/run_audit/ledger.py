@@ -75,9 +75,9 @@ def _check_layers(model: Backbone, name: str) -> Check:
 
 
 def _due_layers(params: ModelParams) -> int:
-    """A table; a head of its own; seven in each block; two for the time; those of a guess."""
-    own_head = 0 if params.tied else 1
-    return 1 + own_head + 7 * params.n_layers + 2 * bool(params.time_width) + guess_layers(params)
+    """A table; a head of its own; seven in each block; a shift; two for the time; a guess's."""
+    once = 1 + (not params.tied) + params.token_shift + 2 * bool(params.time_width)
+    return once + 7 * params.n_layers + guess_layers(params)
 
 
 def _entries(model: Backbone) -> dict[str, int]:
