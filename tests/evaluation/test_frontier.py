@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ def test_noise_wins_diversity_and_forwards_by_losing_nats() -> None:
 )
 def test_one_diversity_alone_makes_a_trade(figure: str, limit: float) -> None:
     for value, word in ((limit * 1.01, "frontier"), (limit * 0.99, "trade")):
-        found = standings_of({"a": row(twin_nats_per_token=1.0, **{figure: value})})["a"]
+        quality: dict[str, Any] = {"twin_nats_per_token": 1.0, figure: value}
+        found = standings_of({"a": row(**quality)})["a"]
         assert found.word == word
         assert found.lost == (() if word == "frontier" else (figure,))
 
@@ -175,14 +177,16 @@ def test_seconds_have_a_frontier_of_their_own() -> None:
 
 def test_a_text_that_ends_early_does_not_win_forwards_by_being_short() -> None:
     """Both take two forwards for each token, though one has written half as much."""
-    short = SpeedupRow(**(vars(row(forwards=66)) | {"tokens": 32, "ended_by": {"end_of_text": 1}}))
+    short = replace(row(forwards=66), tokens=32, ended_by={"end_of_text": 1})
     assert tokens_with_end(short) == 33
     assert forwards_per_token(short) == forwards_per_token(row(forwards=128)) == 2.0
 
 
 def test_what_made_no_token_is_not_divided_by_and_not_judged() -> None:
-    nothing = dict.fromkeys(("twin_nats_per_token", "unigram_entropy_nats", "distinct_1"))
-    silent = SpeedupRow(**(vars(row(seconds=1.0, **nothing)) | {"tokens": 0}))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("twin_nats_per_token", "unigram_entropy_nats", "distinct_1")
+    )
+    silent = replace(row(seconds=1.0, **nothing), tokens=0)
     assert forwards_per_token(silent) is seconds_per_token(silent) is None
     found = standings_of({"silent": silent})
     assert found["silent"].word == "not_measured"

@@ -69,6 +69,7 @@ def test_a_reference_that_is_on_the_grid_is_no_second_sampler() -> None:
     points = grid_points(params)
     assert len(points) == len(grid_points(PARAMS)) - 3
     assert points["quota/never/4"].is_reference
+    assert not points["entropy_bound/never/4@1-0.5"].is_reference
 
 
 def test_a_sampler_is_what_its_id_says(networks: tuple[Backbone, Backbone]) -> None:
@@ -131,11 +132,10 @@ def test_seconds_are_of_the_run_that_was_counted(networks: tuple[Backbone, Backb
     class Counting:
         model = networks[0]
 
-        def generate(self, prompts: Any, n_tokens: int | None, seeds: Any) -> Any:
-            runs.append(len(prompts))
-            return point.sampler(networks[0], PARAMS, eot_id=None).generate(
-                prompts, n_tokens, seeds
-            )
+        def generate(self, prompt_ids: Any, max_new_tokens: int | None, seeds: Any) -> Any:
+            runs.append(len(prompt_ids))
+            sampler = point.sampler(networks[0], PARAMS, eot_id=None)
+            return sampler.generate(prompt_ids, max_new_tokens, seeds)
 
     rows, samples = run_timed({"a": Counting()}, task, track=untracked)
     assert runs == [1, 1, 1]  # a warm batch, then the two of the task
