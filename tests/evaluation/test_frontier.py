@@ -116,6 +116,20 @@ def test_noise_wins_diversity_and_forwards_by_losing_nats() -> None:
     assert found["text"].word == "frontier"
 
 
+def test_what_a_trade_has_won_is_told_against_those_that_write_text() -> None:
+    """Its nats are more than people's and less than those of every text of a sampler."""
+    rows = {
+        "poor": row(forwards=64, twin_nats_per_token=3.9, distinct_1=0.3),
+        "poorer": row(forwards=64, twin_nats_per_token=4.1, distinct_1=0.3),
+        "text": row(twin_nats_per_token=4.0),
+    }
+    found = standings_of(rows)
+    assert found["poor"].told == "trade: wins twin_nats_per_token by losing distinct_1"
+    assert found["poorer"].told == "trade: wins nothing by losing distinct_1"
+    alone = standings_of({"poor": rows["poor"]})
+    assert alone["poor"].told == "trade: wins nothing by losing distinct_1"
+
+
 @pytest.mark.parametrize(
     ("figure", "limit"),
     [("unigram_entropy_nats", 2.0), ("distinct_1", 0.4), ("distinct_2", 0.45)],

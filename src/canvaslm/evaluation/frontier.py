@@ -31,8 +31,8 @@ class Standing:
         dominated_by: the id of the text with the fewest nats that costs no more forwards.
         is_on_frontier_of_seconds: whether no text has fewer nats in as few seconds; ``None`` where
             seconds were not measured, or it is no text.
-        won: figures that are better than held-out text's, and forwards, where it takes fewer than
-            every text does; of a trade only.
+        won: figures that are better than those of every sampler that writes text, or than held-out
+            text's where none does; of a trade only.
         lost: figures that are too much worse than held-out text's; of a trade only.
     """
 
@@ -83,6 +83,7 @@ def stand(
     texts = {name: rows[name] for name, lost in losses.items() if lost == ()}
     by_forwards = _dominators(_points(texts, "forwards"))
     by_seconds = _dominators(_points(texts, "seconds"))
+    bars = [row.quality for row in texts.values() if row.quality is not None] or [held_out]
     cheapest = min((cost for cost, _ in _points(texts, "forwards").values()), default=0.0)
     standings = {}
     for name, row in rows.items():
@@ -93,7 +94,7 @@ def stand(
         elif lost is None:
             standings[name] = Standing(word="not_measured", told="a figure was not measured")
         elif lost:
-            standings[name] = _trade(row, held_out, lost, cheapest=cheapest)
+            standings[name] = _trade(row, lost, bars=bars, cheapest=cheapest)
         else:
             seconds = by_seconds[name] is None if name in by_seconds else None
             standings[name] = _text(by_forwards[name], is_on_frontier_of_seconds=seconds)
@@ -174,14 +175,13 @@ def _text(dominated_by: str | None, *, is_on_frontier_of_seconds: bool | None) -
 
 
 def _trade(
-    row: SpeedupRow, held_out: SampleQuality, lost: tuple[str, ...], *, cheapest: float
+    row: SpeedupRow, lost: tuple[str, ...], *, bars: list[SampleQuality], cheapest: float
 ) -> Standing:
     """Name what was won by what was lost."""
     won = []
     for name in (NATS, *DIVERSITIES):
-        ours, usual = getattr(row.quality, name), getattr(held_out, name)
-        is_less = ours < usual
-        if ours != usual and is_less == (name in (NATS, "repetition_4")):
+        sign = -1 if name in (NATS, "repetition_4") else 1  # less of these is better
+        if sign * getattr(row.quality, name) > max(sign * getattr(bar, name) for bar in bars):
             won.append(name)
     paid = forwards_per_token(row)
     if paid is not None and paid < cheapest:
