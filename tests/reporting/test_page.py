@@ -361,6 +361,17 @@ def test_marks_of_samplers_are_those_whose_nats_were_measured(reports: Path) -> 
     assert text.frontiers == {"forwards", "seconds"}
 
 
+def test_a_rule_that_the_page_does_not_know_is_drawn_all_the_same(reports: Path) -> None:
+    file = reports / "eval_samples" / "metrics.json"
+    file.write_text(file.read_text().replace('"quota"', '"newer"').replace('"never"', '["odd"]'))
+    assert (
+        "newer"
+        not in page_of(reports).partition("<h2>Quality of the samplers")[2].partition("<table")[0]
+    )  # no key
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
+    assert [mark.acceptance for mark in content.marks.samplers] == ["newer", "newer"]
+
+
 def test_the_curves_are_those_of_continuous_time_without_self_conditioning(reports: Path) -> None:
     bound = read_content(reports, profile="ci", params=ReportParams(n_samples=0)).bound
     assert list(bound.times) == [2.25, 2.125]

@@ -186,10 +186,10 @@ def _draw_marks(marks: SamplerMarks, cost: str, *, name: str, x_label: str) -> s
 
 def _look_of(mark: SamplerMark) -> dict[str, Any]:
     """How a sampler is drawn: a trade is hollow."""
-    colour = _RULES[mark.acceptance]
+    colour = _RULES.get(mark.acceptance, _INK)
     fill = colour if mark.is_text else "none"
     return {
-        "marker": _SHAPES[mark.stopping],
+        "marker": _SHAPES.get(mark.stopping, "x"),
         "linestyle": "none",
         "markersize": 5.5,
         "markeredgecolor": colour,

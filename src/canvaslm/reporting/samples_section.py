@@ -67,8 +67,8 @@ def sampler_marks(report: Mapping[str, Any]) -> SamplerMarks:
         }
         if nats is not None:
             mark = SamplerMark(
-                acceptance=row["acceptance"],
-                stopping=row["stopping"],
+                acceptance=str(row["acceptance"]),
+                stopping=str(row["stopping"]),
                 costs={kind: x * scale for kind, (x, scale) in costs.items() if x is not None},
                 nats=nats,
                 is_text=row["standing"] in _TEXT,
