@@ -21,7 +21,9 @@ import harness
 from clones import ROOT, Repro, clone
 from scratch_copy import call
 
-_ARITHMETIC = {"pretrain", "audit_run", "eval_bound", "eval_loss_parity", "eval_speedup"}
+_ARITHMETIC = {
+    "pretrain", "audit_run", "eval_bound", "eval_loss_parity", "eval_samples", "eval_speedup"
+}  # fmt: skip
 _IMPORTED = re.compile(r"^import time:.*\|\s+torch$")  # indented by depth
 _LAST_OF_TINY = "fetch_corpus"
 

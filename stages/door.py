@@ -44,6 +44,7 @@ SECTIONS = {
     "eval_loss_parity": "canvaslm.evaluation.parity_params:EvalLossParityParams",
     "eval_bound": "canvaslm.evaluation.bound_params:EvalBoundParams",
     "eval_speedup": "canvaslm.evaluation.speedup_params:EvalSpeedupParams",
+    "eval_samples": "canvaslm.evaluation.samples_params:EvalSamplesParams",
     "generate": "canvaslm.evaluation.speedup_params:GenerateParams",
     "docs_gate": "canvaslm.docs_gate:DocsGateParams",
     "report": "canvaslm.reporting.page:ReportParams",

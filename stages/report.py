@@ -26,7 +26,9 @@ def report(
     if "DVC_STAGE" not in os.environ:  # DVC has just run what lies before, and records it later
         record = Record.read(reports.parent / "dvc.lock", params, root=reports.parent)
     content = read_content(reports, profile=profile, params=section, home=home, record=record)
-    drawings = draw_figures(content.curves, content.bars, content.times, content.bound)
+    drawings = draw_figures(
+        content.curves, content.bars, content.times, content.bound, content.marks
+    )
     write_bytes(out, render_page(content, drawings).encode())
 
 

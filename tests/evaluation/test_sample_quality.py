@@ -9,8 +9,11 @@ from torch import Tensor
 from canvaslm.evaluation.sample_quality import (
     SampleQuality,
     judge_samples,
+    lost_diversity,
+    quality_figures,
     reads_as_noise,
     repeats_itself,
+    share_of_equal_tokens,
 )
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
@@ -68,6 +71,7 @@ def test_one_token_for_ever_is_rejected_however_probable_it_is(twin: Backbone) -
     assert quality.unigram_entropy_nats == 0.0
     assert quality.distinct_1 == 1 / 64
     assert quality.distinct_2 == 1 / 63
+    assert quality.repetition_4 == 60 / 61
     assert repeats_itself(quality, usual, min_share=0.5) is True
     assert repeats_itself(usual, usual, min_share=0.5) is False
 
@@ -76,9 +80,11 @@ def test_one_token_for_ever_is_rejected_however_probable_it_is(twin: Backbone) -
 def test_each_figure_alone_can_give_repetition_away(figure: str) -> None:
     usual: dict[str, Any] = {
         "twin_nats_per_token": 3.0,
+        "twin_nats_standard_error": 0.1,
         "unigram_entropy_nats": 4.0,
         "distinct_1": 0.8,
         "distinct_2": 0.9,
+        "repetition_4": 0.0,
         "n_tokens": 64,
         "n_samples": 1,
     }
@@ -88,13 +94,72 @@ def test_each_figure_alone_can_give_repetition_away(figure: str) -> None:
         assert repeats_itself(samples, held_out, min_share=0.5) is expected
 
 
+@pytest.mark.parametrize(("repetition", "expected"), [(0.54, False), (0.56, True)])
+def test_repetition_is_held_against_what_held_out_text_repeats(
+    repetition: float, expected: bool
+) -> None:
+    held_out = SampleQuality(
+        twin_nats_per_token=3.0,
+        twin_nats_standard_error=0.1,
+        unigram_entropy_nats=4.0,
+        distinct_1=0.8,
+        distinct_2=0.9,
+        repetition_4=0.1,
+        n_tokens=64,
+        n_samples=1,
+    )
+    samples = dataclasses.replace(held_out, repetition_4=repetition)
+    assert repeats_itself(samples, held_out, min_share=0.5) is expected
+    expected_names = ("repetition_4",) if expected else ()
+    assert lost_diversity(samples, held_out, min_share=0.5) == expected_names
+
+
+def test_repetition_is_the_share_of_runs_of_four_that_stood_there_before(twin: Backbone) -> None:
+    quality = judge_samples(twin, [[]], [[1, 2, 3, 4, 9, 1, 2, 3, 4]], bos_id=EOT)
+    assert quality.repetition_4 == pytest.approx(1 / 6)
+    short = judge_samples(twin, [[]], [[1, 1, 1]], bos_id=EOT)
+    assert short.repetition_4 is None
+    assert repeats_itself(short, quality, min_share=0.5) is None
+
+
+def test_the_error_of_the_nats_is_over_samples(twin: Backbone) -> None:
+    """By hand: a ratio of two sums, each sample moving it by its own residual."""
+    samples = [[5, 6], [7, 8, 9, 1]]
+    quality = judge_samples(twin, [[1], [2]], samples, bos_id=EOT)
+    nats = [
+        sum(_nats_one_by_one(twin, prompt, sample))
+        for prompt, sample in zip([[1], [2]], samples, strict=True)
+    ]
+    mean = sum(nats) / 6
+    squares = sum((x - mean * n) ** 2 for x, n in zip(nats, (2, 4), strict=True))
+    assert quality.twin_nats_standard_error == pytest.approx(math.sqrt(2 * squares) / 6)
+    alone = judge_samples(twin, [[1]], samples[:1], bos_id=EOT)
+    assert alone.twin_nats_standard_error is None
+
+
+def test_agreement_counts_the_places_of_the_longer_text() -> None:
+    assert share_of_equal_tokens([[1, 2, 3]], [[1, 9, 3]]) == pytest.approx(2 / 3)
+    assert share_of_equal_tokens([[1, 2], [5]], [[1, 2, 3, 4], [5]]) == pytest.approx(3 / 5)
+    assert share_of_equal_tokens([[], [1]], [[], []]) == 0.0
+    assert share_of_equal_tokens([[]], [[]]) is None
+
+
+def test_figures_that_were_not_measured_say_so(twin: Backbone) -> None:
+    figures = quality_figures(judge_samples(twin, [[1]], [[]], bos_id=EOT))
+    assert figures.pop("n_tokens") == 0
+    assert figures.pop("n_samples") == 1
+    assert set(figures.values()) == set(quality_figures(None).values()) == {"not_measured"}
+
+
 @pytest.mark.parametrize(("nats", "expected"), [(1.0, False), (4.99, False), (5.01, True)])
 def test_noise_is_told_by_its_excess_over_held_out_text(nats: float, expected: bool) -> None:
     usual: dict[str, Any] = {
         "twin_nats_per_token": 3.5,
+        "twin_nats_standard_error": 0.1,
         "unigram_entropy_nats": 4.0,
         "distinct_1": 0.8,
         "distinct_2": 0.9,
+        "repetition_4": 0.0,
         "n_tokens": 64,
         "n_samples": 1,
     }

@@ -1,18 +1,16 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from canvaslm.evaluation.decoders import Decoder, build_companion_decoders, build_decoders
+from canvaslm.evaluation.decoding_task import Task
 from canvaslm.evaluation.sample_quality import judge_samples
 from canvaslm.evaluation.speedup import (
     SpeedupRow,
-    Task,
     count_rows,
     judge_rows,
     time_rows,
@@ -26,6 +24,7 @@ from canvaslm.reporting.progress import untracked
 from canvaslm.sampling.evidence import Cavity, Posterior
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler
+from parrots import Parrot, knowing_twin
 from shapes import tiny_shape
 
 EOT = 40
@@ -78,33 +77,6 @@ Counted = tuple[dict[str, SpeedupRow], dict[str, list[Generated]]]
 @pytest.fixture(scope="module")
 def counted(decoders: dict[str, Decoder]) -> Counted:
     return count_rows(decoders, TASK, track=untracked)
-
-
-class Parrot:
-    """Answers with what it is told; sends nothing through its network."""
-
-    def __init__(self, model: Any, ids: Sequence[int], *, canvases: int) -> None:
-        self.model = model
-        self.ids = list(ids)
-        self.canvases = canvases
-
-    def generate(
-        self, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int | None, seeds: Sequence[int]
-    ) -> list[Generated]:
-        return [
-            Generated(
-                ids=self.ids,
-                reason="length",
-                forwards=5,
-                prefill_forwards=1,
-                encoding_forwards=2,
-                token_forwards=0,
-                canvases=self.canvases,
-                verifications=0,
-                accepted=0,
-            )
-            for _ in prompt_ids
-        ]
 
 
 def test_rows_are_counted_alike(counted: Counted) -> None:
@@ -196,7 +168,7 @@ def test_speed_is_tokens_over_the_median_round(decoders: dict[str, Decoder]) -> 
     task = dataclasses.replace(TASK, new_tokens=4, batch_rows=3)
     rows, _ = count_rows(some, task, track=untracked)
     assert rows["fixed_16"].tokens_per_second is None
-    timed = time_rows(rows, some, task, PARAMS)
+    timed = time_rows(rows, some, task, rounds=2, warmup_rounds=1)
     for name, row in timed.items():
         assert row.timing is not None
         assert len(row.timing.rounds_s) == 2
@@ -207,15 +179,7 @@ def test_speed_is_tokens_over_the_median_round(decoders: dict[str, Decoder]) -> 
 
 @pytest.fixture(scope="module")
 def knowing() -> Backbone:
-    """A twin that knows one thing: behind one of the ids 0 to 7 comes another of them."""
-    twin = Backbone(SHAPE.twin(), LAYOUT).eval()
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
-        twin.final_norm.weight.fill_(1.0)
-        twin.embedding.weight[:, 0] = 1.0
-        twin.embedding.weight[:8, 1] = 3.0
-    return twin
+    return knowing_twin(LAYOUT)
 
 
 # BR-67
@@ -233,7 +197,14 @@ def test_row_that_repeats_itself_or_reads_as_noise_fails_the_comparison_by_name(
     written = [[1, 2, 3, 4, 5, 1, 7, 6]] * 3
     held_out = judge_samples(knowing, TASK.prompts, written, bos_id=EOT)
     judged = judge_rows(
-        rows, samples, TASK, twin=knowing, bos_id=EOT, held_out=held_out, params=PARAMS
+        rows,
+        samples,
+        TASK,
+        twin=knowing,
+        bos_id=EOT,
+        held_out=held_out,
+        min_diversity_share=0.5,
+        max_excess_nats=1.0,
     )
     flags = {name: (row.is_repetitive, row.is_noise) for name, row in judged.items()}
     assert flags == {"sane": (False, False), "stuck": (True, False), "random": (False, True)}

@@ -167,10 +167,15 @@ def test_an_edit_of_an_imported_module_reruns_the_stage_and_a_comment_does_not(
     assert digests(checkout, name) != [before]
 
 
-def test_an_edit_of_the_sampler_reruns_the_speedup_and_no_training(checkout: Path) -> None:
-    stages = ("eval_speedup", "pretrain", "pack_shards")
+def test_an_edit_of_the_sampler_reruns_what_decodes_and_no_training(checkout: Path) -> None:
+    stages = ("eval_speedup", "eval_samples", "pretrain", "pack_shards")
     before = digests(checkout, *stages)
     sampler = checkout / "src/canvaslm/sampling/sampler.py"
     sampler.write_text(f"{sampler.read_text()}\nadded = 1\n")
     after = digests(checkout, *stages)
-    assert [old != new for old, new in zip(before, after, strict=True)] == [True, False, False]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]

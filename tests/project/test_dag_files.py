@@ -39,6 +39,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "eval_bound": {"device": "cpu", "n_times": [2, 4], "continuous_passes": 2, "max_windows": 2,
                    "batch_windows": 2, "proof_windows": 1},
     "eval_loss_parity": {"device": "cpu", "n_times": 4, "max_windows": 2, "batch_windows": 2},
+    "eval_samples": {"device": "cpu", "n_prompts": 2, "batch_rows": 2, "prompt_tokens": 8,
+                     "new_tokens": 8, "denoise_steps": [2], "reference_steps": 4},
     "eval_speedup": {"device": "cpu", "n_prompts": 2, "batch_rows": 2, "prompt_tokens": 8,
                      "new_tokens": 8, "short_new_tokens": 4, "rounds": 1, "warmup_rounds": 1},
 }  # fmt: skip
@@ -56,6 +58,7 @@ ONLY_WAITED_FOR: dict[str, set[str]] = {
     "pretrain": {"reports/audit_windows/metrics.json"},
     "eval_bound": _RUN_AUDITS,
     "eval_loss_parity": _RUN_AUDITS,
+    "eval_samples": _RUN_AUDITS,
     "eval_speedup": _RUN_AUDITS,
 }
 

@@ -67,6 +67,7 @@ WHOLE = {
     "docs_gate": {"verdict": "pass"},
     "eval_bound": {"verdict": "pass"},
     "eval_loss_parity": {"verdict": "pass"},
+    "eval_samples": {"verdict": "pass"},
     "eval_speedup": {"verdict": "pass"},
     "pretrain__autoregressive": {"verdict": "pass"},
     "pretrain__diffusion": {"verdict": "pass"},

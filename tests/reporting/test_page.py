@@ -72,6 +72,22 @@ def reports(tmp_path: Path) -> Path:
             {"verdict": "pass", "n_checks": 43, "n_failed": 0, "n_not_measured": 1}
             | {"first_failure": first},
         )
+    sampler = {"acceptance": "quota", "stopping": "never", "twin_nats_per_token": 3.875,
+               "forwards_per_token": 0.5625, "seconds_per_token": 0.0125, "standing": "frontier",
+               "standing_reason": "on the frontier", "is_on_frontier_of_seconds": True}  # fmt: skip
+    loop = sampler | {"stopping": "mean_entropy", "standing": "trade", "seconds_per_token": None,
+                      "standing_reason": "trade: wins x by losing distinct_1",
+                      "is_on_frontier_of_seconds": "not_measured"}  # fmt: skip
+    unread = loop | {"twin_nats_per_token": "not_measured", "standing": "not_measured"}
+    write_json(
+        tmp_path / "eval_samples" / "metrics.json",
+        {
+            "rows": {"quota/mean_entropy/8": loop, "quota/never/8": sampler, "unread": unread},
+            "autoregressive": {"twin_nats_per_token": 2.875, "forwards_per_token": 1.0},
+            "held_out": {"twin_nats_per_token": 3.625},
+            "verdict": "pass",
+        },
+    )
     slow = ROW | {"tokens_per_second": None, "speedup_over_autoregressive": "not_measured"}
     write_json(
         tmp_path / "eval_speedup" / "metrics.json",
@@ -112,7 +128,8 @@ def reports(tmp_path: Path) -> Path:
 def page_of(reports: Path, n_samples: int = 2) -> str:
     content = read_content(reports, profile="ci", params=ReportParams(n_samples=n_samples))
     return render_page(
-        content, draw_figures(content.curves, content.bars, content.times, content.bound)
+        content,
+        draw_figures(content.curves, content.bars, content.times, content.bound, content.marks),
     )
 
 
@@ -169,6 +186,7 @@ def test_the_page_shows_what_the_reports_hold(reports: Path) -> None:
     held = ["343,516,160", "4,321", ">87<", "4.5000", "0.1250", "3.2500", "38.5", "2.31", "3.125"]
     held += [">77<", "d" * 16, "too far apart", "4.500 ± 0.125", "3.250<", "<code>ci</code>"]
     held += [">4.3750<", ">1.1250<", ">continuous, off<", ">-0.0625 ± not measured<"]
+    held += [">3.875<", ">0.562<", ">12.50<", ">trade: wins x by losing distinct 1<", ">2.875<"]
     held += [">43<", ">head is tied<", ">none<"]
     page = page_of(reports)
     assert [figure for figure in held if figure not in page] == []
@@ -213,7 +231,7 @@ def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path)
     assert "<svg" not in page
     assert Balance(page).open == []
     body = re.sub(r"<(style|figcaption)>.*?</\1>", "", page, flags=re.DOTALL)
-    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 9 not measured<"]
+    assert re.findall(r">[^<]*\d[^<]*<", body) == [">– 10 not measured<"]
 
 
 @pytest.mark.parametrize(
@@ -223,6 +241,7 @@ def test_what_is_missing_is_not_measured_and_nothing_is_invented(tmp_path: Path)
         "audit_windows",
         "eval_bound",
         "eval_loss_parity",
+        "eval_samples",
         "eval_speedup",
         "docs_gate",
         "pretrain",
@@ -242,6 +261,7 @@ DAMAGED = (
     "docs_gate/metrics.json", "eval_bound/by_canvas.csv", "eval_bound/by_position.csv",
     "eval_bound/by_time.csv", "eval_bound/metrics.json", "eval_loss_parity/by_time.csv",
     "eval_loss_parity/metrics.json",
+    "eval_samples/metrics.json",
     "eval_speedup/metrics.json", "eval_speedup/samples.json", "pretrain/diffusion/loss.csv",
     "pretrain/autoregressive/metrics.json",
 )  # fmt: skip
@@ -281,6 +301,8 @@ def test_a_damaged_report_is_not_measured_with_the_reason_and_hides_no_other(
         ("audit_windows/samples.json", {"val": [{"text": 3}]}),
         ("eval_speedup/samples.json", {"samples": [{"decoder": "x"}]}),
         ("eval_speedup/samples.json", {"samples": [3]}),
+        ("eval_samples/metrics.json", {"verdict": "pass"}),
+        ("eval_samples/metrics.json", {"verdict": "pass", "rows": {"a": 3}}),
         ("eval_speedup/metrics.json", {"verdict": "pass"}),
         ("eval_speedup/metrics.json", {"verdict": "pass", "rows": [1], "held_out": {}}),
         ("eval_speedup/metrics.json", {"verdict": "ok"}),
@@ -313,13 +335,41 @@ def test_half_a_surrogate_pair_stops_no_page(reports: Path) -> None:
 
 def test_drawings_take_the_colours_of_the_page(reports: Path) -> None:
     content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
-    drawings = draw_figures(content.curves, content.bars, content.times, content.bound)
+    drawings = draw_figures(
+        content.curves, content.bars, content.times, content.bound, content.marks
+    )
     curves = {"bound_times", "bound_positions", "bound_canvases"}
-    assert set(drawings) == {"tokens", "flops", "parity", "times"} | curves
+    marks = {"samplers_forwards", "samplers_seconds"}
+    assert set(drawings) == {"tokens", "flops", "parity", "times"} | curves | marks
     for svg in drawings.values():
         assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)
         assert "var(--ink-soft)" in svg
         assert "font-family" not in svg
+
+
+def test_marks_of_samplers_are_those_whose_nats_were_measured(reports: Path) -> None:
+    marks = read_content(reports, profile="ci", params=ReportParams(n_samples=0)).marks
+    assert marks.levels == {"the twin's samples": 2.875, "held-out text": 3.625}
+    loop, text = marks.samplers
+    assert (loop.stopping, loop.is_text, loop.costs) == (
+        "mean_entropy",
+        False,
+        {"forwards": 0.5625},
+    )
+    assert (text.stopping, text.is_text) == ("never", True)
+    assert text.costs == {"forwards": 0.5625, "seconds": 12.5}
+    assert text.frontiers == {"forwards", "seconds"}
+
+
+def test_a_rule_that_the_page_does_not_know_is_drawn_all_the_same(reports: Path) -> None:
+    file = reports / "eval_samples" / "metrics.json"
+    file.write_text(file.read_text().replace('"quota"', '"newer"').replace('"never"', '["odd"]'))
+    assert (
+        "newer"
+        not in page_of(reports).partition("<h2>Quality of the samplers")[2].partition("<table")[0]
+    )  # no key
+    content = read_content(reports, profile="ci", params=ReportParams(n_samples=0))
+    assert [mark.acceptance for mark in content.marks.samplers] == ["newer", "newer"]
 
 
 def test_the_curves_are_those_of_continuous_time_without_self_conditioning(reports: Path) -> None:
@@ -392,10 +442,10 @@ def test_figures_of_another_run_stand_nowhere_on_the_page(reports: Path) -> None
     file.write_text(json.dumps(json.loads(file.read_text()) | {"verdict": "fail"}))
     page = page_of(reports)
     earlier = ("4.5000", "3.2500", "38.5", "2.31", " upon ", "head is tied", "too far apart",
-               "4.3750", "-0.0625")  # fmt: skip
+               "4.3750", "-0.0625", ">3.875<", "trade:")  # fmt: skip
     assert [figure for figure in earlier if figure in page] == []
     assert "343,516,160" in page
-    assert page.count("made from another run: pretrain.diffusion fails") == 4
+    assert page.count("made from another run: pretrain.diffusion fails") == 5
     assert "Not answered" in page
 
 

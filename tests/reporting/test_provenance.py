@@ -12,7 +12,8 @@ from canvaslm.reporting.collected import find_foreign, judge, read_metrics, read
 from canvaslm.reporting.provenance import Record, find_stale, without
 
 ROOT = Path(__file__).resolve().parents[2]
-BEHIND_DIFFUSION = {"audit_run.diffusion", "eval_bound", "eval_loss_parity", "eval_speedup"}
+EVALUATIONS = {"eval_bound", "eval_loss_parity", "eval_samples", "eval_speedup"}
+BEHIND_DIFFUSION = EVALUATIONS | {"audit_run.diffusion"}
 
 
 def one_run() -> dict[str, Any]:
@@ -26,6 +27,7 @@ def one_run() -> dict[str, Any]:
         "audit_run": {x: about[x] | {"verdict": "pass"} for x in model},
         "eval_bound": about | {"verdict": "pass"},
         "eval_loss_parity": about | {"verdict": "pass"},
+        "eval_samples": {f"{x}_training": about[x] for x in model} | {"verdict": "pass"},
         "eval_speedup": {f"{x}_training": about[x] for x in model} | {"verdict": "pass"},
     }
     return json.loads(json.dumps(reports))  # nothing is shared
@@ -70,9 +72,9 @@ def test_counted_forwards_are_about_no_model() -> None:
 def test_behind_a_failed_audit_nothing_is_judged() -> None:
     metrics = one_run()
     metrics["audit_run"]["autoregressive"]["verdict"] = "fail"
-    assert set(find_stale(metrics)) == {"eval_bound", "eval_loss_parity", "eval_speedup"}
+    assert set(find_stale(metrics)) == EVALUATIONS
     metrics["audit_windows"]["verdict"] = "fail"
-    assert len(find_stale(metrics)) == 7
+    assert len(find_stale(metrics)) == 8
 
 
 def test_figures_of_another_run_are_left_out_and_no_others() -> None:
@@ -92,7 +94,7 @@ def test_a_stale_verdict_is_not_given(verdict: str) -> None:
     assert (told.verdict, told.reason, told.is_given) == (
         "not_measured", "made from another x", False,
     )  # fmt: skip
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ def run(reports: Path, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
 
 def whole(folder: Path) -> Path:
     """Passing reports of every stage that owes one."""
-    names = ["audit_windows", "docs_gate", "eval_bound", "eval_loss_parity", "eval_speedup"]
+    names = ["audit_windows", "docs_gate", "eval_bound", "eval_loss_parity", "eval_samples",
+             "eval_speedup"]  # fmt: skip
     for stage in ("audit_run", "pretrain"):
         names += [f"{stage}/{objective}" for objective in ("autoregressive", "diffusion")]
     for name in names:

@@ -11,14 +11,13 @@ from canvaslm.corpus.tokenizer import Tokenizer
 from canvaslm.device import pick_device
 from canvaslm.errors import InputError
 from canvaslm.evaluation.decoders import EVIDENCES
+from canvaslm.evaluation.rules import acceptance_named, stopping_named
 from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.model.backbone import Backbone
-from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota, UnchangedOrStronger
 from canvaslm.sampling.autoregressive import AutoregressiveSampler
 from canvaslm.sampling.drafting import Drafter
 from canvaslm.sampling.request import Generated
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
-from canvaslm.sampling.stopping import MeanEntropy, Never, StableAndConfident, Stopping
 from canvaslm.sampling.verified import VerifiedSampler
 
 _log = logging.getLogger(__name__)
@@ -110,16 +109,10 @@ def _canvas_sampler(
     on_step: Callable[[CanvasStep], None],
 ) -> CanvasSampler:
     """Put a sampler together from the rules that the section names."""
-    threshold, patience = params.stop_entropy, params.stop_patience
-    stoppings: dict[str, Stopping] = {
-        "never": Never(),
-        "mean_entropy": MeanEntropy(threshold=threshold, patience=patience),
-        "stable_and_confident": StableAndConfident(threshold=threshold, patience=patience),
-    }
     return CanvasSampler(
         model=model,
-        acceptance=_acceptance(params),
-        stopping=stoppings[params.stopping],
+        acceptance=acceptance_named(params.acceptance, params),
+        stopping=stopping_named(params.stopping, params),
         denoise_steps=params.denoise_steps,
         start_temperature=params.start_temperature,
         end_temperature=params.end_temperature,
@@ -134,7 +127,7 @@ def _verified_sampler(model: Backbone, params: GenerateParams, *, eot_id: int) -
     """Put a sampler together whose drafts are verified."""
     drafter = Drafter(
         model=model,
-        acceptance=_acceptance(params),
+        acceptance=acceptance_named(params.acceptance, params),
         evidence=EVIDENCES[params.evidence],
         steps=params.draft_steps,
         temperature=params.draft_temperature,
@@ -143,16 +136,6 @@ def _verified_sampler(model: Backbone, params: GenerateParams, *, eot_id: int) -
     return VerifiedSampler(
         drafter=drafter, temperature=params.start_temperature, bos_id=eot_id, eot_id=eot_id
     )
-
-
-def _acceptance(params: GenerateParams) -> Acceptance:
-    """The rule that the section names."""
-    rules: dict[str, Acceptance] = {
-        "unchanged_or_stronger": UnchangedOrStronger(),
-        "entropy_bound": EntropyBound(bound=params.entropy_bound),
-        "quota": Quota(threshold=params.quota_threshold),
-    }
-    return rules[params.acceptance]
 
 
 def _refuse_without_companion(identity: Identity, checkpoint: Path) -> None:

@@ -11,45 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from canvaslm.evaluation.decoders import TOKEN_BY_TOKEN, Decoder
+from canvaslm.evaluation.decoding_task import Task
 from canvaslm.evaluation.sample_quality import (
     SampleQuality,
     judge_samples,
     reads_as_noise,
     repeats_itself,
 )
-from canvaslm.evaluation.speedup_params import EvalSpeedupParams
 from canvaslm.measure import ForwardCounter, Timing, interleaved_seconds
 from canvaslm.model.backbone import Backbone
-from canvaslm.randomness import stream
 from canvaslm.reporting.progress import Track
 from canvaslm.reporting.verdict import Verdict
 from canvaslm.sampling.request import Generated
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What every decoder is given.
-
-    Attributes:
-        prompts: ids of each prompt.
-        new_tokens: tokens asked for.
-        batch_rows: prompts at once.
-        seed: of the samples.
-    """
-
-    prompts: list[list[int]]
-    new_tokens: int
-    batch_rows: int
-    seed: int
-
-    def run(self, decoder: Decoder) -> list[Generated]:
-        """Continue all prompts, batch after batch."""
-        seeds = stream(self.seed, "rows").integers(2**31, size=len(self.prompts)).tolist()
-        made: list[Generated] = []
-        for first in range(0, len(self.prompts), self.batch_rows):
-            rows = slice(first, first + self.batch_rows)
-            made += decoder.generate(self.prompts[rows], self.new_tokens, seeds[rows])
-        return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +102,12 @@ def count_rows(
 
 
 def time_rows(
-    rows: dict[str, SpeedupRow], decoders: dict[str, Decoder], task: Task, params: EvalSpeedupParams
+    rows: dict[str, SpeedupRow],
+    decoders: dict[str, Decoder],
+    task: Task,
+    *,
+    rounds: int,
+    warmup_rounds: int,
 ) -> dict[str, SpeedupRow]:
     """Add seconds from interleaved rounds; every round makes the samples that were counted.
 
@@ -142,8 +120,8 @@ def time_rows(
     timings = interleaved_seconds(
         {name: work(decoder) for name, decoder in decoders.items()},
         device=next(iter(decoders.values())).model.head_weight.device,
-        rounds=params.rounds,
-        warmup_rounds=params.warmup_rounds - 1,
+        rounds=rounds,
+        warmup_rounds=warmup_rounds - 1,
     )
     return {name: dataclasses.replace(row, timing=timings[name]) for name, row in rows.items()}
 
@@ -156,7 +134,8 @@ def judge_rows(
     twin: Backbone,
     bos_id: int,
     held_out: SampleQuality,
-    params: EvalSpeedupParams,
+    min_diversity_share: float,
+    max_excess_nats: float,
 ) -> dict[str, SpeedupRow]:
     """Add the quality of each decoder's samples, held against held-out text of their length."""
     judged = {}
@@ -166,8 +145,8 @@ def judge_rows(
         judged[name] = dataclasses.replace(
             row,
             quality=quality,
-            is_repetitive=repeats_itself(quality, held_out, min_share=params.min_diversity_share),
-            is_noise=reads_as_noise(quality, held_out, max_excess_nats=params.max_excess_nats),
+            is_repetitive=repeats_itself(quality, held_out, min_share=min_diversity_share),
+            is_noise=reads_as_noise(quality, held_out, max_excess_nats=max_excess_nats),
         )
     return judged
 

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from canvaslm.params import Params
 
+AcceptanceName = Literal["unchanged_or_stronger", "entropy_bound", "quota"]
+StoppingName = Literal["never", "mean_entropy", "stable_and_confident"]
 _DRAFT_STEPS = "forwards that draft a canvas"
 _DRAFT_TEMPERATURE = "temperature of drafted tokens; 0: the most probable ones"
 _EVIDENCE = "which noisy tokens are evidence: all (posterior), or those accepted (cavity)"
@@ -61,16 +63,12 @@ class GenerateParams(Params):
         description="whether canvases are the text, or drafts that the clean stream's next-token "
         "law verifies, which takes a checkpoint that was trained for it"
     )
-    acceptance: Literal["unchanged_or_stronger", "entropy_bound", "quota"] = Field(
-        description="which positions keep their token after a step"
-    )
+    acceptance: AcceptanceName = Field(description="which positions keep their token after a step")
     quota_threshold: float = Field(
         ge=0, le=1, description="quota: confidence above which a token is accepted early"
     )
     entropy_bound: float = Field(ge=0, description="entropy_bound: joint entropy accepted, nats")
-    stopping: Literal["never", "mean_entropy", "stable_and_confident"] = Field(
-        description="when a canvas is done before its last step"
-    )
+    stopping: StoppingName = Field(description="when a canvas is done before its last step")
     stop_entropy: float = Field(ge=0, description="mean entropy of a canvas that stops, nats")
     stop_patience: int = Field(
         ge=0,

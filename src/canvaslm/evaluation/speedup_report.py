@@ -14,9 +14,7 @@ import numpy as np
 
 from canvaslm.corpus.shards import read_manifest
 from canvaslm.corpus.tokenizer import Tokenizer
-from canvaslm.corpus.windows import Windows
 from canvaslm.device import describe_machine, pick_device
-from canvaslm.errors import InputError
 from canvaslm.evaluation.contestant import load_contestant, refuse_other_window
 from canvaslm.evaluation.continuation import matching_tokenizer
 from canvaslm.evaluation.decoders import (
@@ -24,10 +22,20 @@ from canvaslm.evaluation.decoders import (
     build_companion_decoders,
     build_decoders,
 )
-from canvaslm.evaluation.sample_quality import SampleQuality, judge_samples
+from canvaslm.evaluation.decoding_task import (
+    Task,
+    held_out_windows,
+    refuse_part_canvases,
+    texts_behind,
+)
+from canvaslm.evaluation.sample_quality import (
+    NOT_MEASURED,
+    SampleQuality,
+    judge_samples,
+    quality_figures,
+)
 from canvaslm.evaluation.speedup import (
     SpeedupRow,
-    Task,
     count_rows,
     judge_rows,
     time_rows,
@@ -42,7 +50,6 @@ from canvaslm.reporting.files import write_json
 from canvaslm.reporting.progress import Track
 from canvaslm.sampling.request import Generated
 
-_NOT_MEASURED = "not_measured"
 _COUNTS = (
     "n_rows",
     "new_tokens",
@@ -100,7 +107,7 @@ def measure_speedup(
     twin = load_contestant(autoregressive, "autoregressive", manifest)
     denoiser = load_contestant(diffusion, "diffusion", manifest)
     refuse_other_window(twin, denoiser)
-    _refuse_part_canvases(denoiser.model, params)
+    refuse_part_canvases(denoiser.model, params.prompt_tokens, section="eval_speedup")
     device, eot_id = pick_device(params.device), manifest.eot_id
     judge = twin.model.to(device)
     decoders = build_decoders(
@@ -108,7 +115,7 @@ def measure_speedup(
     )
     if denoiser.diffusion.learns_next_token:
         decoders |= build_companion_decoders(denoiser.model, params, eot_id=eot_id, bos_id=eot_id)
-    windows = _held_out_windows(shards, denoiser.layout, params)
+    windows = held_out_windows(shards, denoiser.layout, params.n_prompts, section="eval_speedup")
     comparisons = [
         _compare(decoders, judge, windows, n_tokens, eot_id=eot_id, params=params, track=track)
         for n_tokens in (params.new_tokens, params.short_new_tokens)
@@ -150,13 +157,13 @@ def count_speedup(
     """
     device = pick_device(params.device)
     denoiser, twin = Backbone(model, layout).eval(), Backbone(model.twin(), layout).eval()
-    _refuse_part_canvases(denoiser, params)
+    refuse_part_canvases(denoiser, params.prompt_tokens, section="eval_speedup")
     for network in (denoiser, twin):
         initialise(network, params.seed)
         network.to(device)
     has_shards = (shards / "manifest.json").is_file()
     if has_shards:
-        windows = _held_out_windows(shards, layout, params)
+        windows = held_out_windows(shards, layout, params.n_prompts, section="eval_speedup")
     else:
         windows = _drawn_windows(layout, params)
     decoders = build_decoders(denoiser, twin, params, eot_id=None, bos_id=0)
@@ -167,8 +174,8 @@ def count_speedup(
         comparisons.append(_Comparison(task=task, rows=rows, samples=samples, held_out=None))
     prompts = "held_out" if has_shards else "drawn"
     recipe = _recipe(params, prompts=prompts, weights="drawn")
-    _write(out, comparisons, {"recipe": recipe, "machine": _NOT_MEASURED}, why_missing=_DRAWN)
-    write_json(out / "samples.json", {"samples": _NOT_MEASURED})
+    _write(out, comparisons, {"recipe": recipe, "machine": NOT_MEASURED}, why_missing=_DRAWN)
+    write_json(out / "samples.json", {"samples": NOT_MEASURED})
 
 
 def _compare(
@@ -183,12 +190,12 @@ def _compare(
 ) -> _Comparison:
     """Count, time and judge all decoders at one length."""
     task = _task(windows, n_tokens, params)
-    written = windows[:, params.prompt_tokens : params.prompt_tokens + n_tokens].tolist()
-    held_out = judge_samples(
-        twin, task.prompts, [_before(eot_id, ids) for ids in written], bos_id=eot_id
+    written = texts_behind(
+        windows, prompt_tokens=params.prompt_tokens, new_tokens=n_tokens, eot_id=eot_id
     )
+    held_out = judge_samples(twin, task.prompts, written, bos_id=eot_id)
     rows, samples = count_rows(decoders, task, track=track)
-    rows = time_rows(rows, decoders, task, params)
+    rows = time_rows(rows, decoders, task, rounds=params.rounds, warmup_rounds=params.warmup_rounds)
     rows = judge_rows(
         rows,
         samples,
@@ -196,21 +203,10 @@ def _compare(
         twin=twin,
         bos_id=eot_id,
         held_out=held_out,
-        params=params,
+        min_diversity_share=params.min_diversity_share,
+        max_excess_nats=params.max_excess_nats,
     )
     return _Comparison(task=task, rows=rows, samples=samples, held_out=held_out)
-
-
-def _refuse_part_canvases(denoiser: Backbone, params: EvalSpeedupParams) -> None:
-    """Refuse prompts that a block mask cannot read, under the name of their knob."""
-    canvas_tokens = denoiser.layout.canvas_tokens
-    if denoiser.params.clean_mask == "block" and params.prompt_tokens % canvas_tokens:
-        raise InputError(
-            "eval_speedup.prompt_tokens",
-            expected=f"a multiple of canvas_tokens, {canvas_tokens}, since clean_mask is block",
-            got=str(params.prompt_tokens),
-            fix=f"set it to a multiple of {canvas_tokens}, or train with clean_mask: causal",
-        )
 
 
 def _task(windows: np.ndarray, n_tokens: int, params: EvalSpeedupParams) -> Task:
@@ -222,28 +218,10 @@ def _task(windows: np.ndarray, n_tokens: int, params: EvalSpeedupParams) -> Task
     )
 
 
-def _held_out_windows(shards: Path, layout: Layout, params: EvalSpeedupParams) -> np.ndarray:
-    """(n_prompts, T) windows at equal distances over the split ``val``."""
-    held_out = Windows(shards, "val", layout.window_tokens)
-    if len(held_out) < params.n_prompts:
-        raise InputError(
-            f"{shards}:val",
-            expected=f"at least {params.n_prompts} windows of {layout.window_tokens} tokens",
-            got=str(len(held_out)),
-            fix="lower eval_speedup.n_prompts or raise collect_documents.val_share",
-        )
-    return held_out.gather(np.arange(params.n_prompts) * len(held_out) // params.n_prompts)
-
-
 def _drawn_windows(layout: Layout, params: EvalSpeedupParams) -> np.ndarray:
     """(n_prompts, T) uniform ids."""
     size = (params.n_prompts, layout.window_tokens)
     return stream(params.seed, "prompts").integers(layout.vocab_size, size=size)
-
-
-def _before(eot_id: int, ids: list[int]) -> list[int]:
-    """Cut as samples are cut."""
-    return ids[: ids.index(eot_id)] if eot_id in ids else ids
 
 
 def _recipe(params: EvalSpeedupParams, *, prompts: str, weights: str) -> dict[str, Any]:
@@ -261,8 +239,8 @@ def _write(
     metrics = setting | {
         "rows": main,
         "short_rows": short,
-        "held_out": _quality(comparisons[0].held_out),
-        "short_held_out": _quality(comparisons[1].held_out),
+        "held_out": quality_figures(comparisons[0].held_out),
+        "short_held_out": quality_figures(comparisons[1].held_out),
         "verdict": verdict,
         "verdict_reason": reason,
     }
@@ -275,8 +253,8 @@ def _all_figures(rows: dict[str, SpeedupRow], why_missing: str) -> dict[str, dic
     keys = [key for key in found["autoregressive"] if key != "ended_by"]
     told = {"ended_by": {}, "reason": why_missing}
     missing = {
-        "verified": dict.fromkeys((*keys, *_OF_DRAFTS), _NOT_MEASURED) | told,
-        "companion": dict.fromkeys(keys, _NOT_MEASURED) | told,
+        "verified": dict.fromkeys((*keys, *_OF_DRAFTS), NOT_MEASURED) | told,
+        "companion": dict.fromkeys(keys, NOT_MEASURED) | told,
     }
     return missing | found
 
@@ -297,9 +275,9 @@ def _figures(row: SpeedupRow, rows: dict[str, SpeedupRow]) -> dict[str, Any]:
         "speedup_over_companion": _over(rate, rows.get("companion")),
     }
     figures |= seconds | {"is_repetitive": row.is_repetitive, "is_noise": row.is_noise}
-    quality = _quality(row.quality)
+    quality = quality_figures(row.quality)
     figures |= {key: quality[key] for key in quality if key not in ("n_tokens", "n_samples")}
-    figures = {key: _NOT_MEASURED if value is None else value for key, value in figures.items()}
+    figures = {key: NOT_MEASURED if value is None else value for key, value in figures.items()}
     return figures | {"ended_by": row.ended_by}
 
 
@@ -307,13 +285,6 @@ def _over(rate: float | None, other: SpeedupRow | None) -> float | None:
     """A speed in multiples of another's; ``None`` where one of the two was not measured."""
     base = other and other.tokens_per_second
     return rate / base if rate and base else None
-
-
-def _quality(quality: SampleQuality | None) -> dict[str, Any]:
-    """The figures of a sample's quality; whatever was not measured says so."""
-    names = SampleQuality.__dataclass_fields__
-    values = {name: None if quality is None else getattr(quality, name) for name in names}
-    return {name: _NOT_MEASURED if value is None else value for name, value in values.items()}
 
 
 def _texts(comparisons: list[_Comparison], tokenizer: Tokenizer) -> list[dict[str, Any]]:

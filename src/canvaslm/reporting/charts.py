@@ -12,17 +12,35 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from canvaslm.reporting.bound_section import BoundCurves
+from canvaslm.reporting.samples_section import SamplerMark, SamplerMarks
 
 _INK, _GRID = "#010101", "#020202"
 _SERIES = {"diffusion": "#030303", "autoregressive": "#040404"}
+_RULES = {  # the acceptance rules, of which the default has the denoiser's colour
+    "entropy_bound": _SERIES["diffusion"],
+    "quota": "#050505",
+    "unchanged_or_stronger": "#060606",
+}
+_SHAPES = {"never": "o", "mean_entropy": "s", "stable_and_confident": "^"}
+_LEVELS: dict[str, dict[str, Any]] = {
+    "the twin's samples": {
+        "color": _SERIES["autoregressive"],
+        "linestyle": "dashed",
+        "linewidth": 1.4,
+    },
+    "held-out text": {"color": _INK, "linestyle": "dotted", "linewidth": 1.4},
+}
 _VARIABLES = {
     _INK: "var(--ink-soft)",
     _GRID: "var(--rule)",
     _SERIES["diffusion"]: "var(--diffusion)",
     _SERIES["autoregressive"]: "var(--autoregressive)",
+    _RULES["quota"]: "var(--second)",
+    _RULES["unchanged_or_stronger"]: "var(--third)",
 }
 _STYLE: dict[Any, Any] = {
     "axes.edgecolor": _GRID,
@@ -43,6 +61,7 @@ def draw_figures(
     bars: Mapping[str, tuple[float, float | None]],
     times: Sequence[float],
     bound: BoundCurves,
+    marks: SamplerMarks,
 ) -> dict[str, str]:
     """Draw what there is to draw: SVG by name, without those that have no figures.
 
@@ -52,6 +71,7 @@ def draw_figures(
             standard error or None.
         times: what each diffusion time adds to the bound, from time 1 on.
         bound: the curves of the bound in full.
+        marks: of the samplers.
     """
     drawings = {}
     if curves:
@@ -78,6 +98,10 @@ def draw_figures(
             drawings[name] = draw_lines(
                 lines, name=name, x_label=label, y_label="held-out nats per token"
             )
+    for cost, label in (("forwards", "forwards per token"), ("seconds", "milliseconds per token")):
+        if any(cost in mark.costs for mark in marks.samplers):
+            name = f"samplers_{cost}"
+            drawings[name] = _draw_marks(marks, cost, name=name, x_label=label)
     return drawings
 
 
@@ -133,8 +157,66 @@ def _draw_times(times: Sequence[float], *, name: str, x_label: str, y_label: str
         return _to_svg(figure, name, label=f"{y_label} of the bound at each {x_label}")
 
 
-def _blank(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.4, 3.2), layout="constrained")
+def _draw_marks(marks: SamplerMarks, cost: str, *, name: str, x_label: str) -> str:
+    """Draw quality against one cost: the colour is the acceptance rule, the shape the stopping."""
+    y_label = "nats per token by the twin"
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure, axes = _blank(x_label, y_label, height=4.4)
+        axes.set_xscale("log", base=2)
+        front = sorted((x.costs[cost], x.nats) for x in marks.samplers if cost in x.frontiers)
+        if front:
+            axes.step(*zip(*front, strict=True), where="post", color=_INK, linewidth=1.0)
+        for mark in marks.samplers:
+            if cost in mark.costs:
+                axes.plot(mark.costs[cost], mark.nats, **_look_of(mark))
+        for label, nats in marks.levels.items():
+            axes.axhline(nats, **_LEVELS[label])
+        levels = [Line2D([], [], label=label, **_LEVELS[label]) for label in marks.levels]
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        figure.legend(
+            handles=[*_keys(marks.samplers), *levels],
+            loc="outside lower center",
+            ncols=2,
+            frameon=False,
+            fontsize=8.5,
+        )
+        return _to_svg(figure, name, label=f"{y_label} over {x_label}")
+
+
+def _look_of(mark: SamplerMark) -> dict[str, Any]:
+    """How a sampler is drawn: a trade is hollow."""
+    colour = _RULES.get(mark.acceptance, _INK)
+    fill = colour if mark.is_text else "none"
+    return {
+        "marker": _SHAPES.get(mark.stopping, "x"),
+        "linestyle": "none",
+        "markersize": 5.5,
+        "markeredgecolor": colour,
+        "markerfacecolor": fill,
+    }
+
+
+def _keys(samplers: Sequence[SamplerMark]) -> list[Line2D]:
+    """One key for each acceptance rule and each stopping rule that is drawn."""
+    acceptances, stoppings = (
+        {getattr(mark, kind) for mark in samplers} for kind in ("acceptance", "stopping")
+    )
+    colours = [
+        Line2D([], [], color=colour, linewidth=4, label=rule.replace("_", " "))
+        for rule, colour in _RULES.items()
+        if rule in acceptances
+    ]
+    shapes = [
+        Line2D([], [], color=_INK, marker=shape, linestyle="none", label=rule.replace("_", " "))
+        for rule, shape in _SHAPES.items()
+        if rule in stoppings
+    ]
+    return colours + shapes
+
+
+def _blank(x_label: str, y_label: str, *, height: float = 3.2) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

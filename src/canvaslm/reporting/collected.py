@@ -20,6 +20,7 @@ _JUDGED = (  # the reports that owe a verdict
     "docs_gate",
     "eval_bound",
     "eval_loss_parity",
+    "eval_samples",
     "eval_speedup",
     "pretrain.autoregressive",
     "pretrain.diffusion",

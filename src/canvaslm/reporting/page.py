@@ -27,6 +27,12 @@ from canvaslm.reporting.bound_section import (
 from canvaslm.reporting.collected import Finding, judge, read_whole_metrics
 from canvaslm.reporting.look import NOT_MEASURED, printable, render
 from canvaslm.reporting.provenance import Record, find_stale, look_up, without
+from canvaslm.reporting.samples_section import (
+    SamplerMarks,
+    sampler_header,
+    sampler_marks,
+    sampler_rows,
+)
 
 T = TypeVar("T")
 
@@ -74,6 +80,7 @@ class PageContent:
         samples: for each decoder, prompts and what came after them.
         times: what each diffusion time adds to the bound, in nats per token.
         bound: the curves of the bound in full.
+        marks: what is drawn of the samplers.
         code: stage, digest and number of files of each code fingerprint.
         pages: for each run that was audited, where the page of its audit lies.
         traces: for each training that was not finite throughout, where its trace lies.
@@ -89,6 +96,7 @@ class PageContent:
     samples: Mapping[str, Sequence[tuple[str, str]]]
     times: Sequence[float]
     bound: BoundCurves
+    marks: SamplerMarks
     code: Sequence[tuple[str, str, int]]
     pages: Mapping[str, str]
     traces: Mapping[str, str]
@@ -150,6 +158,7 @@ def read_content(
         "bound": part("eval_bound", lambda: _bound_table(metrics), None),
         "shares": part("eval_bound", lambda: _shares_table(metrics), None),
         "speed": part("eval_speedup", lambda: _speed_table(metrics), None),
+        "samplers": part("eval_samples", lambda: _samplers_table(metrics), None),
         "runs": part("audit_run", lambda: _runs_table(metrics), None),
         "audit": part("audit_windows", lambda: _audit_table(metrics), None),
         "docs": part("docs_gate", lambda: _docs_table(metrics), None),
@@ -173,6 +182,7 @@ def read_content(
         bound=BoundCurves()
         if "eval_bound" in stale
         else part("eval_bound.curves", lambda: read_curves(reports / "eval_bound"), BoundCurves()),
+        marks=part("eval_samples.marks", lambda: _marks(metrics), SamplerMarks()),
         samples=part("audit_windows.samples", lambda: _held_out(audited, n), {})
         | (
             {}
@@ -327,6 +337,16 @@ def _speed_table(metrics: Mapping[str, Any]) -> Table | None:
     rows.append(_speed_row("held-out text", speed["held_out"]))
     columns = [name for name, *_ in _SPEED_COLUMNS]
     return Table(header=("decoder", *columns), rows=rows)
+
+
+def _samplers_table(metrics: Mapping[str, Any]) -> Table | None:
+    report = metrics.get("eval_samples")
+    return None if report is None else Table(header=sampler_header(), rows=sampler_rows(report))
+
+
+def _marks(metrics: Mapping[str, Any]) -> SamplerMarks:
+    report = metrics.get("eval_samples")
+    return SamplerMarks() if report is None else sampler_marks(report)
 
 
 def _speed_row(name: str, figures: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ _GATES: Mapping[str, tuple[str, ...]] = {
     **dict(zip(_AUDITS, ((place,) for place in _TRAININGS), strict=True)),
     "eval_bound": _AUDITS,
     "eval_loss_parity": _AUDITS,
+    "eval_samples": _AUDITS,
     "eval_speedup": _AUDITS,
 }
 # Where a report says which model it is about, for each training.
@@ -36,6 +37,10 @@ _ABOUT: Mapping[str, Mapping[str, str]] = {
     "eval_loss_parity": {
         "pretrain.autoregressive": f"autoregressive.{_MODEL}",
         "pretrain.diffusion": f"diffusion.{_MODEL}",
+    },
+    "eval_samples": {
+        "pretrain.autoregressive": f"autoregressive_training.{_MODEL}",
+        "pretrain.diffusion": f"diffusion_training.{_MODEL}",
     },
     "eval_speedup": {
         "pretrain.autoregressive": f"autoregressive_training.{_MODEL}",
