@@ -297,7 +297,7 @@ class WrittenContext:
         return self._layers[layer]
 
     def ids_at(self, positions: Sequence[int]) -> Tensor:
-        return torch.tensor([[self._text[position] for position in positions]])
+        return torch.tensor([[self._text[place] for place in positions]], dtype=torch.int64)
 
 
 def accepted_by_hand(
