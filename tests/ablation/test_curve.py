@@ -3,18 +3,18 @@ from xml.etree import ElementTree
 import pytest
 
 from canvaslm.ablation.comparison import Result
-from canvaslm.ablation.curve import draw_curve, numbers_of
+from canvaslm.ablation.curve import draw_curve, figures_of, fits_of, numbers_of
 from canvaslm.ablation.spec import Spec, Value
 
 ARMS = {"sixteen": 16, "one": 1, "four": 4}
 
 
-def spec_of(arms: dict[str, Value]) -> Spec:
+def spec_of(arms: dict[str, Value], varies: str = "layout.canvas_tokens") -> Spec:
     return Spec.model_validate(
         {
             "id": "dial", "question": "?", "hypothesis": "!", "profile": "ci", "overrides": {},
-            "varies": "layout.canvas_tokens", "baseline": next(iter(arms)), "seeds": [1, 2],
-            "arms": {name: {"layout.canvas_tokens": value} for name, value in arms.items()},
+            "varies": varies, "baseline": next(iter(arms)), "seeds": [1, 2],
+            "arms": {name: {varies: value} for name, value in arms.items()},
             "also": [
                 {"file": "reports/eval_loss_parity/metrics.json", "key": "gap_percent",
                  "better": "lower"},
@@ -61,11 +61,35 @@ def test_every_figure_has_a_panel_with_a_point_for_each_arm() -> None:
     numbers = numbers_of(spec, {**ARMS})
     assert numbers is not None
     assert list(numbers) == ["one", "four", "sixteen"]
-    picture = draw_curve(spec, numbers, results)
-    assert picture == draw_curve(spec, numbers, results)
+    figures = figures_of(spec, numbers, results)
+    assert figures["eval_speedup.rows.fixed_16.forwards"] == [2.0, 8.0, 32.0]
+    assert fits_of(spec, numbers, figures) == {}, "canvases do not get longer by training"
+    picture = draw_curve(spec, numbers, results, {})
+    assert picture == draw_curve(spec, numbers, results, {})
     texts = ["".join(node.itertext()) for node in ElementTree.fromstring(picture).iter()]
     for measure in (spec.measure, *spec.also):
         assert any(measure.key in text for text in texts), measure.key
     assert sum("layout.canvas_tokens" in text for text in texts) >= 4
     markers = ElementTree.tostring(ElementTree.fromstring(picture), "unicode").count(":use ")
     assert markers >= 4 * len(ARMS) + 2 * len(ARMS)  # the judged figure shows its seeds too
+
+
+def test_along_the_length_of_training_the_laws_go_on_beyond_it() -> None:
+    arms: dict[str, Value] = {"a": 100, "b": 200, "c": 400, "d": 800}
+    spec = spec_of(arms, "pretrain.steps")
+    results = {
+        name: Result(
+            name=name, by_seed=(3.0 + 20.0 / value**0.5,), also=(3.0, 2.0, 1.0),
+            costs={}, as_run=None, against={}, judgement=None,
+        )
+        for name, value in arms.items()
+        if isinstance(value, int)
+    }  # fmt: skip
+    numbers = numbers_of(spec, arms)
+    assert numbers is not None
+    fits = fits_of(spec, numbers, figures_of(spec, numbers, results))
+    laws = fits["eval_loss_parity.diffusion.bound_nats_per_token"]
+    assert laws["power"].at(80_000) == pytest.approx(3.0 + 20.0 / 80_000**0.5, abs=0.01)
+    picture = draw_curve(spec, numbers, results, fits)
+    for text in ("power law", "line over the logarithm", "×10", "×100"):
+        assert text in picture

@@ -8,15 +8,18 @@ import math
 from collections.abc import Mapping
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from canvaslm.ablation.comparison import Result
+from canvaslm.ablation.extrapolation import TIMES, Fit, Law, fit_laws
 from canvaslm.ablation.picture import INK, MARK, STYLE
 from canvaslm.ablation.spec import Measure, Spec, Value
 from canvaslm.reporting.bench_charts import standalone_svg
 
+LENGTH = "pretrain.steps"
 _LEAST = 3  # two points are a difference and no curve
 _SEVERAL_TIMES = 8  # a range of values from here on is read in ratios
 
@@ -34,30 +37,53 @@ def numbers_of(spec: Spec, values: Mapping[str, Value]) -> dict[str, float] | No
     return dict(sorted(found.items(), key=lambda pair: pair[1]))
 
 
-def draw_curve(spec: Spec, numbers: Mapping[str, float], results: Mapping[str, Result]) -> str:
+def figures_of(
+    spec: Spec, numbers: Mapping[str, float], results: Mapping[str, Result]
+) -> dict[str, list[float]]:
+    """Every figure along the curve, by the dotted name of its report and key."""
+    found = {f"{spec.measure.place}.{spec.measure.key}": [results[name].mean for name in numbers]}
+    for place, measure in enumerate(spec.also):
+        found[f"{measure.place}.{measure.key}"] = [results[name].also[place] for name in numbers]
+    return found
+
+
+def fits_of(
+    spec: Spec, numbers: Mapping[str, float], figures: Mapping[str, list[float]]
+) -> dict[str, dict[Law, Fit]]:
+    """The laws of every figure over the length of training; empty where something else varies."""
+    if spec.varies != LENGTH:
+        return {}
+    lengths = list(numbers.values())
+    fits = {name: fit_laws(lengths, heights) for name, heights in figures.items()}
+    return {name: fit for name, fit in fits.items() if fit is not None}
+
+
+def draw_curve(
+    spec: Spec,
+    numbers: Mapping[str, float],
+    results: Mapping[str, Result],
+    fits: Mapping[str, Mapping[Law, Fit]],
+) -> str:
     """SVG of every figure against the parameter that varies.
 
     Args:
         spec: what was asked.
         numbers: the parameter of each arm, ascending.
         results: of all arms.
+        fits: laws that are drawn beyond the last arm, by figure.
     """
-    measures = (spec.measure, *spec.also)
+    measures, figures = (spec.measure, *spec.also), figures_of(spec, numbers, results)
     columns = min(len(measures), 3)
     rows = math.ceil(len(measures) / columns)
     with mpl.rc_context({**STYLE, "svg.hashsalt": f"{spec.id}.curve"}):
         figure = Figure(figsize=(3.6 * columns, 2.8 * rows), layout="constrained")
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for place, (axes, measure) in enumerate(zip(panels, measures, strict=False)):
-            heights = [
-                results[name].mean if place == 0 else results[name].also[place - 1]
-                for name in numbers
-            ]
+        for axes, measure, (name, heights) in zip(panels, measures, figures.items(), strict=False):
             _draw_panel(axes, list(numbers.values()), heights, measure, spec)
-            if place == 0:
-                for name, x in numbers.items():
-                    seeds = results[name].by_seed
-                    axes.plot([x] * len(seeds), seeds, "o", color=INK, markersize=2.5, alpha=0.5)
+            _draw_laws(axes, list(numbers.values()), fits.get(name, {}))
+        for name, x in numbers.items():
+            seeds = results[name].by_seed
+            panels[0].plot([x] * len(seeds), seeds, "o", color=INK, markersize=2.5, alpha=0.5)
         for axes in panels[len(measures) :]:
             axes.remove()
         return standalone_svg(figure, f"{spec.id}: figures along {spec.varies}")
@@ -76,3 +102,18 @@ def _draw_panel(
     axes.set_ylim(min(low, 0.0) if measure.better == "higher" else low, high)
     axes.set_xlabel(spec.varies)
     axes.set_title(f"{measure.place}\n{measure.key}", fontsize=8, loc="left")
+
+
+def _draw_laws(axes: Axes, places: list[float], laws: Mapping[Law, Fit]) -> None:
+    """Dashed the power law, dotted the line, from the last training to where they are asked."""
+    if not laws:
+        return
+    last, styles = places[-1], {"power": "--", "line": ":"}
+    beyond = np.geomspace(last, last * TIMES[-1], 50)
+    for law, fit in laws.items():
+        axes.plot(beyond, [fit.at(x) for x in beyond], styles[law], color=INK, linewidth=1.0,
+                  label={"power": "power law", "line": "line over the logarithm"}[law])  # fmt: skip
+    axes.set_xscale("log", base=10)
+    axes.set_xticks([places[0], last, *(last * times for times in TIMES)],
+                    [f"{places[0]:g}", f"{last:g}", *(f"×{times}" for times in TIMES)])  # fmt: skip
+    axes.legend(fontsize=6, frameon=False)

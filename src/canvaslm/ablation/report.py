@@ -15,7 +15,8 @@ from typing import Any
 
 from canvaslm.ablation.arms import Arm, find_arms, find_trials
 from canvaslm.ablation.comparison import AXES, Against, Axis, Result, compare
-from canvaslm.ablation.curve import draw_curve, numbers_of
+from canvaslm.ablation.curve import draw_curve, figures_of, fits_of, numbers_of
+from canvaslm.ablation.extrapolation import LAWS, TIMES, Fit, Law
 from canvaslm.ablation.interval import ESTIMATOR, Interval
 from canvaslm.ablation.picture import draw
 from canvaslm.ablation.rows import Row, collect
@@ -51,14 +52,17 @@ def tabulate(root: Path, spec: Spec) -> dict[str, Result]:
     values = {name: _value(arm.params, spec.varies) for name, arm in arms.items()}
     told = _conclusions(spec, results, arms, rows)
     numbers = numbers_of(spec, values)
+    fits = {} if numbers is None else fits_of(spec, numbers, figures_of(spec, numbers, results))
+    beyond = _beyond(fits, 0.0 if numbers is None else max(numbers.values()))
+    metrics = _metrics(spec, rows, results, arms, told) | {"beyond": beyond}
     contents = {
-        "metrics.json": to_json(_metrics(spec, rows, results, arms, told)),
+        "metrics.json": to_json(metrics),
         "arms.csv": _as_csv(spec, results),
-        "table.md": _as_page(spec, results, values, told, has_curve=numbers is not None),
+        "table.md": _as_page(spec, results, values, told, beyond, has_curve=numbers is not None),
         "arms.svg": draw(spec, results),
     }
     if numbers is not None:
-        contents["curve.svg"] = draw_curve(spec, numbers, results)
+        contents["curve.svg"] = draw_curve(spec, numbers, results, fits)
     write_files({folder / name: text.encode() for name, text in contents.items()})
     return results
 
@@ -166,10 +170,12 @@ def _as_page(
     results: Mapping[str, Result],
     values: Mapping[str, Value],
     told: Mapping[str, str],
+    beyond: Mapping[str, Any],
     *,
     has_curve: bool,
 ) -> str:
-    return "\n".join(_lines(spec, results, values, told, has_curve=has_curve)) + "\n"
+    lines = _lines(spec, results, values, told, beyond, has_curve=has_curve)
+    return "\n".join(lines) + "\n"
 
 
 def _lines(
@@ -177,6 +183,7 @@ def _lines(
     results: Mapping[str, Result],
     values: Mapping[str, Value],
     told: Mapping[str, str],
+    beyond: Mapping[str, Any],
     *,
     has_curve: bool,
 ) -> Iterator[str]:
@@ -200,11 +207,42 @@ def _lines(
     yield "\n![every arm](arms.svg)\n"
     if has_curve:
         yield f"![every figure along {spec.varies}](curve.svg)\n"
+    if beyond:
+        yield from _lines_beyond(beyond)
     yield "## What follows\n"
     yield from (f"- {name}: {text}" for name, text in told.items())
     yield "\n## What does not follow\n"
     yield from (f"- {text}" for text in (*spec.does_not_establish, *_ALWAYS))
     yield f"\n## How the intervals are made\n\n{ESTIMATOR[0].upper()}{ESTIMATOR[1:]}"
+
+
+def _beyond(fits: Mapping[str, Mapping[Law, Fit]], last: float) -> dict[str, Any]:
+    """What each law says of each figure beyond the longest training."""
+    return {
+        figure: {
+            law: {
+                "floor": fit.floor if law == "power" else "none",
+                "slope": fit.slope,
+                "largest_miss": fit.largest_miss,
+                **{f"at_{times}_times": fit.at(times * last) for times in TIMES},
+            }
+            for law, fit in laws.items()
+        }
+        for figure, laws in fits.items()
+    }
+
+
+def _lines_beyond(beyond: Mapping[str, Any]) -> Iterator[str]:
+    yield "## If it went on so\n"
+    yield "What so many times the longest training would give, by a power law and by a line over"
+    yield "the logarithm; what lies between the two is not known from these points.\n"
+    columns = [f"{times} times, {law}" for times in TIMES for law in LAWS]
+    yield f"| figure | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for figure, laws in beyond.items():
+        cells = [f"{laws[law][f'at_{times}_times']:.4g}" for times in TIMES for law in LAWS]
+        yield f"| {figure} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _tell(found: Against) -> str:
