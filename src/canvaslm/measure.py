@@ -118,8 +118,8 @@ def peak_bytes(run: Callable[[], object], *, device: torch.device) -> int | None
 class ForwardCounter:
     """Counts the forwards of a network while a ``with`` block runs.
 
-    The hook sits on one module that every forward passes exactly once, for example the first
-    block; its first tensor tells batch and length.
+    The hook sits on one module that every forward passes exactly once, for example
+    ``Backbone.entrance``; its first tensor tells batch and length.
 
     Args:
         module: the module to listen to; its first tensor argument is (B, S, ...).

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
+from canvaslm.measure import ForwardCounter
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.randomness import stream
 from canvaslm.sampling.acceptance import Acceptance, EntropyBound, Quota, UnchangedOrStronger
@@ -713,3 +714,22 @@ def test_one_logit_that_is_not_finite_is_never_a_token(
         made = sampler.generate([[2], [1]], 8, [0, 1])
         assert [row.reason for row in made] == ["length", "not_finite"]
         assert made[1].ids == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"token_shift": True},
+        {"likelihood_bias": True, "noisy_input": "previous"},
+        {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True},
+    ],
+)
+@pytest.mark.parametrize("prompt", [[], [1, 2, 3]])
+def test_forwards_and_their_tokens_are_counted_as_they_are(
+    opinionated: Any, tiny_layout: Layout, changes: dict[str, object], prompt: list[int]
+) -> None:
+    model = opinionated(tiny_layout, **changes)
+    with ForwardCounter(model.entrance) as counter:
+        [made] = _sampler(model).generate([prompt], 9, [4])
+    assert (made.forwards, made.token_forwards) == (counter.forwards, counter.tokens)

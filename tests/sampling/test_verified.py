@@ -222,11 +222,16 @@ def test_end_of_text_is_cut_off_and_what_was_drafted_behind_it_counts_for_nobody
     assert whole.ids == text
 
 
-def test_forwards_are_counted_as_they_are(opinionated: Any, tiny_layout: Layout) -> None:
-    model = opinionated(tiny_layout)
+@pytest.mark.parametrize(
+    "changes", [{}, {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True}]
+)
+def test_forwards_are_counted_as_they_are(
+    opinionated: Any, tiny_layout: Layout, changes: dict[str, object]
+) -> None:
+    model = opinionated(tiny_layout, **changes)
     for steps in (1, 3):
         sampler = _sampler(model, steps=steps)
-        with ForwardCounter(model.embedding) as counter:
+        with ForwardCounter(model.entrance) as counter:
             [made] = sampler.generate([[1, 2, 3]], 11, [4])
         assert (made.forwards, made.token_forwards) == (counter.forwards, counter.tokens)
         n_single = made.forwards - 1 - made.canvases * (steps + 1)

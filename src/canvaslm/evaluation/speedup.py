@@ -95,7 +95,7 @@ def count_rows(
     rows, samples = {}, {}
     label = f"decoders counted at {task.new_tokens} tokens"
     for name in track(list(decoders), total=len(decoders), label=label):
-        with ForwardCounter(decoders[name].model.embedding) as counter:
+        with ForwardCounter(decoders[name].model.entrance) as counter:
             samples[name] = task.run(decoders[name])
         rows[name] = _counted(samples[name], task.new_tokens, counter)
     return rows, samples

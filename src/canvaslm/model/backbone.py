@@ -47,6 +47,7 @@ class Backbone(nn.Module):
         layout: canvas length and vocabulary.
 
     Attributes:
+        entrance: what every forward passes once, with the (B, S, D) that goes into the first block.
         token_shift: (D, D), through which a token hears of the one before it; None without.
         opening: (D,), what a noisy stream under ``noisy_input: previous`` reads where no token
             stands before; None under ``own``.
@@ -66,6 +67,7 @@ class Backbone(nn.Module):
             self.self_conditioning = SelfConditioning(
                 params.width, bias=params.bias, gated=params.self_conditioning_form == "gated"
             )
+        self.entrance = nn.Identity()
         self.token_shift = None
         if params.token_shift:
             self.token_shift = nn.Linear(params.width, params.width, bias=False)
@@ -199,7 +201,7 @@ class Backbone(nn.Module):
 
         packed = cache.pack(self)
         run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
-        hidden = self.final_norm(run(x, places, attend)[0])
+        hidden = self.final_norm(run(self.entrance(x), places, attend)[0])
         cache.advance(ids)
         return hidden[:, :S], hidden[:, S:]
 
@@ -270,14 +272,15 @@ class Backbone(nn.Module):
     ) -> Encoded:
         attend = functools.partial(self._attend_kept, keep)
         run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
-        x, keys, values = run(x, [range(start, start + ids.shape[1])], attend)
+        places = [range(start, start + ids.shape[1])]
+        x, keys, values = run(self.entrance(x), places, attend)
         return Encoded(ids=ids, hidden=self.final_norm(x), keys=keys, values=values)
 
     def _encode_context(
         self, x: Tensor, ids: Tensor, start: int, keep: _Keep, packed: PackedBackbone | None = None
     ) -> Context:
         attend = functools.partial(self._attend_kept, keep)
-        places = [range(start, start + ids.shape[1])]
+        x, places = self.entrance(x), [range(start, start + ids.shape[1])]
         if packed is not None:
             keys, values = packed.run_to_keys(x, places, attend, keep)
             return Context(ids=ids, keys=keys, values=values)
@@ -361,7 +364,7 @@ class Backbone(nn.Module):
         if addition is not None and self.params.self_conditioning == "input":
             x = x + addition
         run = functools.partial(self._run, blocks=self.blocks) if packed is None else packed.run
-        hidden = self.final_norm(run(x, places, attend)[0])
+        hidden = self.final_norm(run(self.entrance(x), places, attend)[0])
         if addition is not None and self.params.self_conditioning == "output":
             hidden = hidden + addition
         return hidden
