@@ -16,10 +16,9 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from canvaslm.ablation.comparison import Result
 from canvaslm.ablation.extrapolation import TIMES, Fit, Law, fit_laws
 from canvaslm.ablation.picture import INK, MARK, STYLE
-from canvaslm.ablation.spec import Measure, Spec, Value
+from canvaslm.ablation.spec import STEPS, Measure, Spec, Value
 from canvaslm.reporting.bench_charts import standalone_svg
 
-LENGTH = "pretrain.steps"
 _LEAST = 3  # two points are a difference and no curve
 _SEVERAL_TIMES = 8  # a range of values from here on is read in ratios
 
@@ -51,7 +50,7 @@ def fits_of(
     spec: Spec, numbers: Mapping[str, float], figures: Mapping[str, list[float]]
 ) -> dict[str, dict[Law, Fit]]:
     """The laws of every figure over the length of training; empty where something else varies."""
-    if spec.varies != LENGTH:
+    if spec.varies != STEPS:
         return {}
     lengths = list(numbers.values())
     fits = {name: fit_laws(lengths, heights) for name, heights in figures.items()}
@@ -78,7 +77,8 @@ def draw_curve(
     with mpl.rc_context({**STYLE, "svg.hashsalt": f"{spec.id}.curve"}):
         figure = Figure(figsize=(3.6 * columns, 2.8 * rows), layout="constrained")
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes, measure, (name, heights) in zip(panels, measures, figures.items(), strict=False):
+        shown = panels[: len(measures)]
+        for axes, measure, (name, heights) in zip(shown, measures, figures.items(), strict=True):
             _draw_panel(axes, list(numbers.values()), heights, measure, spec)
             _draw_laws(axes, list(numbers.values()), fits.get(name, {}))
         for name, x in numbers.items():

@@ -55,10 +55,11 @@ def tabulate(root: Path, spec: Spec) -> dict[str, Result]:
     fits = {} if numbers is None else fits_of(spec, numbers, figures_of(spec, numbers, results))
     beyond = _beyond(fits, 0.0 if numbers is None else max(numbers.values()))
     metrics = _metrics(spec, rows, results, arms, told) | {"beyond": beyond}
+    lines = _lines(spec, results, values, told, beyond, has_curve=numbers is not None)
     contents = {
         "metrics.json": to_json(metrics),
         "arms.csv": _as_csv(spec, results),
-        "table.md": _as_page(spec, results, values, told, beyond, has_curve=numbers is not None),
+        "table.md": "\n".join(lines) + "\n",
         "arms.svg": draw(spec, results),
     }
     if numbers is not None:
@@ -163,19 +164,6 @@ def _as_csv(spec: Spec, results: Mapping[str, Result]) -> str:
         judged = result.judgement or "not_judged"
         writer.writerow([name, result.mean, spread, *costs, *differences, judged, *result.also])
     return text.getvalue()
-
-
-def _as_page(
-    spec: Spec,
-    results: Mapping[str, Result],
-    values: Mapping[str, Value],
-    told: Mapping[str, str],
-    beyond: Mapping[str, Any],
-    *,
-    has_curve: bool,
-) -> str:
-    lines = _lines(spec, results, values, told, beyond, has_curve=has_curve)
-    return "\n".join(lines) + "\n"
 
 
 def _lines(

@@ -18,7 +18,8 @@ Value = bool | int | float | str | list[bool | int | float | str] | None
 Changes = dict[str, Value]  # by dotted key of params.yaml
 
 SEED = "pretrain.seed"
-_LENGTH = ("pretrain.steps", "pretrain.warmup_steps", "pretrain.decay_steps")
+STEPS = "pretrain.steps"
+_LENGTH = (STEPS, "pretrain.warmup_steps", "pretrain.decay_steps")
 _NAME = r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*"
 _METRICS = r"reports/(\w+)(?:/(\w+))?/metrics\.json"
 
@@ -206,8 +207,8 @@ def _arm_faults(spec: Spec) -> Iterator[tuple[str, str, str]]:
         for key in changes:
             if key not in _LENGTH:
                 yield f"reference_lengths.{arm}", f"values of {', '.join(_LENGTH)}", key
-        if _LENGTH[0] not in changes:
-            yield f"reference_lengths.{arm}", f"a value of {_LENGTH[0]}", "none"
+        if STEPS not in changes:
+            yield f"reference_lengths.{arm}", f"a value of {STEPS}", "none"
 
 
 def with_changes(

@@ -180,7 +180,7 @@ class Backbone(nn.Module):
         S, L = ids.shape[1], self.layout.canvas_tokens
         assert noisy.shape[1] == L, "behind a cache there is one canvas"
         self._open(cache, S)
-        start, back = cache.start, int(self.params.noisy_input == "previous")
+        start, back = cache.start, self._back
         lead = self._lead(cache)
         read = self._shift(self.embedding(torch.cat((lead, ids, noisy[:, : L - back]), dim=1)))
         x = torch.cat((read[:, lead.shape[1] :][:, :S], read[:, -L:]), dim=1)
@@ -242,6 +242,11 @@ class Backbone(nn.Module):
         table = None if self.head is None else self.table
         return soft_embedding(hidden, self.head_weight, table, vocab_chunk=vocab_chunk).vectors
 
+    @property
+    def _back(self) -> int:
+        """How many places before the token that it predicts the noisy stream reads: 0 or 1."""
+        return int(self.params.noisy_input == "previous")
+
     @torch.no_grad()
     def _denoise_behind(
         self,
@@ -302,7 +307,7 @@ class Backbone(nn.Module):
 
     def _embed_noisy(self, noisy: Tensor, times: Tensor | None, context: CleanContext) -> Tensor:
         """Noisy canvases (B, S) behind a clean context as (B, S, D)."""
-        start, L, back = context.start, self.layout.canvas_tokens, int(self.opening is not None)
+        start, L, back = context.start, self.layout.canvas_tokens, self._back
         n_lead = back + (self.token_shift is not None)
         if n_lead == 0:
             return self._add_times(self.embedding(noisy), times)
@@ -345,7 +350,7 @@ class Backbone(nn.Module):
 
     def _places(self, context: CleanContext, noisy: Tensor) -> list[range]:
         """Where noisy canvases stand: at their tokens, or at those that they read."""
-        start = context.start - (self.params.noisy_input == "previous")
+        start = context.start - self._back
         return [range(start, start + noisy.shape[1])]
 
     def _denoise(
