@@ -70,19 +70,34 @@ def test_a_clone_stands_still_at_a_border_and_is_ended_with_the_comparison(tmp_p
         os.killpg(run._process.pid, 0)
 
 
-def test_losses_are_compared_in_their_standard_errors(tmp_path: Path) -> None:
-    for name, nats in (("before", 3.5), ("after", 3.54)):
+def test_a_stage_that_only_one_revision_has_is_not_compared() -> None:
+    rows = pipeline._list_seconds(
+        {"before": {"train": 4.0, "gone": 2.0}, "after": {"train": 3.0, "new": 9.0}}
+    )
+    assert rows == [
+        {"stage": "train", "before_s": 4.0, "after_s": 3.0},
+        {"stage": "gone", "before_s": 2.0, "after_s": None},
+        {"stage": "new", "before_s": None, "after_s": 9.0},
+        {"stage": "those that both have", "before_s": 4.0, "after_s": 3.0},
+        {"stage": "all", "before_s": 6.0, "after_s": 12.0},
+    ]
+
+
+def test_a_loss_that_grew_is_told_in_standard_errors_and_one_that_fell_is_no_fault(
+    tmp_path: Path,
+) -> None:
+    for name, nats, bound in (("before", 3.5, 5.0), ("after", 3.54, 4.9)):
         folder = tmp_path / name / "reports/eval_loss_parity"
         folder.mkdir(parents=True)
         metrics = {
             "autoregressive": {"nats_per_token": nats, "standard_error_nats": 0.03},
-            "diffusion": {"bound_nats_per_token": 5.0, "standard_error_nats": 0.04},
+            "diffusion": {"bound_nats_per_token": bound, "standard_error_nats": 0.04},
         }
         (folder / "metrics.json").write_text(json.dumps(metrics))
     rows = pipeline._compare_losses({name: tmp_path / name for name in ("before", "after")})
-    twin, bound = (row["over_error"] for row in rows)
+    twin, bound = (row["excess_over_error"] for row in rows)
     assert twin == pytest.approx(0.04 / (0.03 * 2**0.5))
-    assert bound == 0
+    assert bound == pytest.approx(-0.1 / (0.04 * 2**0.5))
 
 
 def test_a_revision_that_git_does_not_know_is_refused_with_advice(
