@@ -39,6 +39,7 @@ def draws(place: Place) -> Found:
             layout=plan.layout,
             diffusion=plan.diffusion,
             context=plan.diffusion.context,
+            tilt=plan.model.tilt,
             seed=plan.pretrain.seed,
         )
         for device in (torch.device("cpu"), place.device)

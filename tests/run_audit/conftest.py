@@ -39,9 +39,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "biased": {"model": {"likelihood_bias": True},
                "diffusion": {"first_phase": "noisy", "first_phase_share": 0.5,
                              "loss": "changed"}},
-    "previous": {"model": {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True},
+    "previous": {"model": {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True,
+                           "tilt": 2.0},
                  "diffusion": {"next_token_weight": 1.0}},
-    "bound": {"diffusion": {"loss": "bound", "time_draw": "middle"}},
+    "bound": {"model": {"tilt": 1.0}, "diffusion": {"loss": "bound", "time_draw": "middle"}},
     "muon": {"pretrain": {"optimizer": "muon", "muon_learning_rate": 0.02, "ema_decay": 0.6}},
 }  # fmt: skip
 

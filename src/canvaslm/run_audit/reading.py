@@ -80,6 +80,7 @@ def read_window(subject: Subject) -> Reading:
         layout=recipe.layout,
         diffusion=recipe.diffusion,
         context="clean",  # every canvas is noisy, whatever the run left clean
+        tilt=recipe.model.tilt,
         seed=recipe.pretrain.seed,
     )
     times = noisy.times / recipe.diffusion.n_times
