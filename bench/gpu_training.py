@@ -195,9 +195,9 @@ def _trained(learner: Learner, plan: Recipe, start: int, end: int) -> dict[str, 
         record = learner.take_step(number, *windows_of(plan, number))
         assert not record.cause, record.cause
     moments = {
-        f"{key}/{name}": learner.optimizer.state[parameter][key]
+        f"{key}/{name}": moment
         for name, parameter in learner.model.named_parameters()
-        for key in ("exp_avg", "exp_avg_sq")
+        for key, moment in learner.optimizer.state[parameter].items()
     }
     tensors: Mapping[str, Tensor] = {**learner.model.state_dict(), **moments}
     return {name: value.detach().clone() for name, value in tensors.items()}
