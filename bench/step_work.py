@@ -47,6 +47,7 @@ _RECIPE: dict[str, dict[str, Any]] = {
         "likelihood_bias": False,
         "noisy_input": "own",
         "token_shift": False,
+        "tilt": 0.0,
     },
     "diffusion": {"next_token_weight": 0.0},
     "pretrain": {"optimizer": "adamw"},

@@ -38,6 +38,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "likelihood_bias": False,
         "noisy_input": "own",
         "token_shift": False,
+        "tilt": 0.0,
     },
     "diffusion": {"next_token_weight": 0.0},
     "pretrain": {"optimizer": "adamw"},
