@@ -167,12 +167,15 @@ def test_counts_need_no_checkpoint_and_are_the_same_bytes_again(
     assert metrics["recipe"]["prompts"] == ("held_out" if with_shards else "drawn")
     assert metrics["machine"] == metrics["verdict"] == "not_measured"
     assert metrics["held_out"]["distinct_1"] == "not_measured"
-    # What knows nothing is never sure, but where the known evidence of its token makes it so.
-    adaptive_steps = 24 if not changes else 32
-    for name, steps in (("fixed_16", 16), ("fixed_32", 32), ("adaptive_32", adaptive_steps)):
-        row = metrics["rows"][name]
-        assert row["forwards"] == 2 * (1 + 2 * (steps + 1))
-        assert row["tokens_per_forward_after_prompt"] == pytest.approx(4 / (steps + 1))
+    for name, steps in (("fixed_16", 16), ("fixed_32", 32), ("adaptive_32", 32)):
+        row, most = metrics["rows"][name], 2 * (1 + 2 * (steps + 1))
+        if name == "adaptive_32" and not changes:
+            # What knows nothing is never sure, but where the known evidence of its token makes it.
+            assert row["forwards"] < most
+            assert row["tokens_per_forward_after_prompt"] > 4 / (steps + 1)
+        else:
+            assert row["forwards"] == most
+            assert row["tokens_per_forward_after_prompt"] == pytest.approx(4 / (steps + 1))
         assert row["median_s"] == row["tokens_per_second"] == "not_measured"
         assert row["twin_nats_per_token"] == row["is_repetitive"] == "not_measured"
         assert row["is_noise"] == "not_measured"
