@@ -119,7 +119,7 @@ class Evaluation:
 def prepare(*, vocab: int, n_windows: int) -> Callable[[], object]:
     """The work of a fresh process whose memory is measured."""
     evaluation = Evaluation(Size(vocab=vocab, n_windows=n_windows), tiny=False)
-    return functools.partial(evaluation.take_bound, GridLevels(n_times=1))
+    return functools.partial(evaluation.take_bound, GridLevels(n_times=1, tilt=0.0))
 
 
 def _time(
@@ -130,8 +130,8 @@ def _time(
 ) -> None:
     evaluation = Evaluation(size, tiny=options.tiny)
     sweeps: dict[str, Levels] = {
-        "grid": GridLevels(n_times=_PASSES),
-        "continuous": ContinuousLevels(n_passes=_PASSES),
+        "grid": GridLevels(n_times=_PASSES, tilt=0.0),
+        "continuous": ContinuousLevels(n_passes=_PASSES, tilt=0.0),
     }
     runs: dict[str, Callable[[], object]] = {"forwards": evaluation.run_forwards}
     for name, levels in sweeps.items():

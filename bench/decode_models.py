@@ -67,6 +67,7 @@ class Sizes:
             likelihood_bias=False,
             noisy_input="own",
             token_shift=False,
+            tilt=0.0,
             tied=True,
             clean_mask="causal",
             vocab_multiple=1,

@@ -39,6 +39,7 @@ def draws(place: Place) -> Found:
             layout=plan.layout,
             diffusion=plan.diffusion,
             context=plan.diffusion.context,
+            tilt=plan.model.tilt,
             seed=plan.pretrain.seed,
         )
         for device in (torch.device("cpu"), place.device)
@@ -194,9 +195,9 @@ def _trained(learner: Learner, plan: Recipe, start: int, end: int) -> dict[str, 
         record = learner.take_step(number, *windows_of(plan, number))
         assert not record.cause, record.cause
     moments = {
-        f"{key}/{name}": learner.optimizer.state[parameter][key]
+        f"{key}/{name}": moment
         for name, parameter in learner.model.named_parameters()
-        for key in ("exp_avg", "exp_avg_sq")
+        for key, moment in learner.optimizer.state[parameter].items()
     }
     tensors: Mapping[str, Tensor] = {**learner.model.state_dict(), **moments}
     return {name: value.detach().clone() for name, value in tensors.items()}

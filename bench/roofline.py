@@ -83,8 +83,8 @@ def _last_batch(device: Device, model: ModelParams, layout: Layout, n_steps: int
 
 def _gain(device: Device, model: ModelParams, layout: Layout, n_steps: int, rows: int) -> float:
     """Tokens a second of canvases over those of the twin, for so many rows."""
-    L = layout.canvas_tokens
-    step_s = _seconds(device, model, layout, rows=rows, tokens=L, scored=L, embeds_guess=True)
+    L, guesses = layout.canvas_tokens, model.self_conditioning != "off"
+    step_s = _seconds(device, model, layout, rows=rows, tokens=L, scored=L, embeds_guess=guesses)
     read_s = _seconds(device, model, layout, rows=rows, tokens=L, scored=0, embeds_guess=False)
     twin_s = _seconds(
         device, model.twin(), layout, rows=rows, tokens=1, scored=1, embeds_guess=False

@@ -125,6 +125,7 @@ def _draw(step: Step) -> None:
         layout=plan.layout,
         diffusion=plan.diffusion,
         context=plan.diffusion.context,
+        tilt=plan.model.tilt,
         seed=plan.pretrain.seed,
     )
     for number in numbers:

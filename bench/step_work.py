@@ -3,6 +3,9 @@
 Shapes come from the profiles, with a batch that takes a step to about a second. Of each shape: the
 autoregressive twin, the denoiser of one stream and of two, and the latter as one pass over 2T
 tokens under a mask. A step is a learner's own, on the same random tokens each time.
+
+All of them train by one recipe, which is not the default one: a noisy stream that reads its own
+token is the only one that one stream and a mask have, and AdamW moves the peers.
 """
 
 import json
@@ -36,6 +39,19 @@ from canvaslm.training.plan import ObjectiveKind, PretrainParams, Recipe, recipe
 
 Kind = Literal["autoregressive", "one_stream", "two_streams", "masked"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# What a comparison of streams and of peers needs alike, by section.
+_RECIPE: dict[str, dict[str, Any]] = {
+    "model": {
+        "self_conditioning": "output",
+        "likelihood_bias": False,
+        "noisy_input": "own",
+        "token_shift": False,
+        "tilt": 0.0,
+    },
+    "diffusion": {"next_token_weight": 0.0},
+    "pretrain": {"optimizer": "adamw"},
+}
 
 _SCORED_ROWS = 512  # tokens whose scores are in memory at once
 
@@ -78,7 +94,7 @@ def plan_of(shape: str, kind: Kind, *, precision: Precision, **pretrain: Any) ->
     """
     profile, changes = _SHAPES[shape]
     values = read_yaml(ROOT / "configs/base.yaml")
-    for overrides in (read_yaml(ROOT / f"configs/{profile}.yaml"), changes):
+    for overrides in (read_yaml(ROOT / f"configs/{profile}.yaml"), _RECIPE, changes):
         values = compose(values, overrides, where=shape)
     values["pretrain"] |= {"precision": precision, "device": "cpu", **pretrain}
     one_stream = kind == "one_stream"

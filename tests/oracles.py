@@ -22,21 +22,43 @@ def kept_share(t: float, n_times: int) -> float:
     return math.cos(math.pi / 2 * t / n_times) ** 2
 
 
+def tilted_time(t: float, i: int, *, canvas_tokens: int, n_times: int, tilt: float) -> float:
+    """When position i of a canvas at time t stands, by its own window of the canvas's time."""
+    if canvas_tokens == 1:
+        return t
+    width = 1 / (1 + tilt)
+    begins = (1 - width) * (canvas_tokens - 1 - i) / (canvas_tokens - 1)
+    share = (t / n_times - begins) / width
+    return n_times * (share if 1e-9 < share < 1 - 1e-9 else float(share > 0.5))
+
+
+def token_times(times: Tensor, model: Any) -> Tensor:
+    """(B, C·L) the time of each token as a share of 1, from that (B, C) of its canvas."""
+    L = model.layout.canvas_tokens
+    each = times.repeat_interleave(L, 1).clone()
+    for row in each:
+        for i, share in enumerate(row.tolist()):
+            row[i] = tilted_time(share, i % L, canvas_tokens=L, n_times=1, tilt=model.params.tilt)
+    return each
+
+
 def noise_matrix(share: float, vocab_size: int) -> np.ndarray:
     """(V, V): the probability of each noisy token (column) given each clean one (row)."""
     return share * np.eye(vocab_size) + (1 - share) / vocab_size
 
 
-def reverse_step(noisy: int, prediction: np.ndarray, t: int, n_times: int) -> np.ndarray:
-    """(V,) q(x_{t-1} | x_t = noisy, x_0 ~ prediction), by Bayes' rule over all x_{t-1}."""
+def reverse_step(
+    noisy: int, prediction: np.ndarray, t: float, n_times: int, before: float | None = None
+) -> np.ndarray:
+    """(V,) q(x_s | x_t = noisy, x_0 ~ prediction), by Bayes' rule over all x_s; s: t-1 or given."""
     vocab_size = len(prediction)
-    share_s = kept_share(t - 1, n_times)
+    share_s = kept_share(t - 1 if before is None else before, n_times)
     step = noise_matrix(kept_share(t, n_times) / share_s, vocab_size)
     joint = (prediction @ noise_matrix(share_s, vocab_size)) * step[:, noisy]
     return joint / joint.sum()
 
 
-def cavity_of(posterior: np.ndarray, noisy: int, t: int, n_times: int) -> np.ndarray:
+def cavity_of(posterior: np.ndarray, noisy: int, t: float, n_times: int) -> np.ndarray:
     """(V,) the prediction that becomes ``posterior`` once the noisy token is seen."""
     likelihood = noise_matrix(kept_share(t, n_times), len(posterior))[:, noisy]
     cavity = posterior / likelihood
@@ -50,13 +72,21 @@ def posterior_table(cavity: np.ndarray, t: float, n_times: int) -> np.ndarray:
 
 
 def enumerated_step_nats(
-    posterior: np.ndarray, noisy: int, clean: int, t: int, n_times: int
+    posterior: np.ndarray,
+    noisy: int,
+    clean: int,
+    t: float,
+    n_times: int,
+    before: float | None = None,
 ) -> float:
     """The nats of one reverse step, by the definition of the divergence."""
-    if t == 1:
+    s = t - 1 if before is None else before
+    if s == t:
+        return 0.0
+    if s == 0:
         return -math.log(posterior[clean])
-    truth = reverse_step(noisy, np.eye(len(posterior))[clean], t, n_times)
-    guess = reverse_step(noisy, cavity_of(posterior, noisy, t, n_times), t, n_times)
+    truth = reverse_step(noisy, np.eye(len(posterior))[clean], t, n_times, s)
+    guess = reverse_step(noisy, cavity_of(posterior, noisy, t, n_times), t, n_times, s)
     return float(np.sum(truth * np.log(truth / guess)))
 
 
@@ -254,13 +284,12 @@ def two_stream_forward(
     ids = torch.cat((read, clean), 1)
     before = torch.cat((before, none, clean[:, :-1]), 1)
     positions = torch.cat((torch.arange(T) - shift, torch.arange(T)))
-    token_times = torch.cat(
-        (times.repeat_interleave(L, 1), torch.zeros_like(times[:, :1].expand(-1, T))), 1
-    )
+    own = token_times(times, model)
+    both_times = torch.cat((own, torch.zeros_like(own)), 1)
     seen = two_stream_mask(T, L, model.params.clean_mask, leaks=leaks)
     if guess is not None:
         guess = torch.cat((guess, torch.zeros_like(guess)), 1)
-    hidden = plain_forward(model, ids, positions, token_times, seen, guess, before)
+    hidden = plain_forward(model, ids, positions, both_times, seen, guess, before)
     return hidden[:, :T], hidden[:, T:]
 
 
@@ -309,17 +338,25 @@ def accepted_by_hand(
     step: int,
     n_steps: int,
     level: float,
+    waits: list[bool],
 ) -> list[bool]:
-    """The three acceptance rules of math.md section 7, position by position."""
-    positions = range(len(accepted))
+    """The three acceptance rules of math.md section 7, position by position.
+
+    Where a position waits for its time, no rule sees it.
+    """
+    every = range(len(accepted))
+    positions = [p for p in every if not waits[p]]
     if rule == "unchanged_or_stronger":
         if before is None:
-            return [False for _ in positions]
+            return [False for _ in every]
         return [
-            accepted[p]
-            or now["argmax"][p] == before["argmax"][p]
-            or now["confidence"][p] >= before["confidence"][p]
-            for p in positions
+            not waits[p]
+            and (
+                accepted[p]
+                or now["argmax"][p] == before["argmax"][p]
+                or now["confidence"][p] >= before["confidence"][p]
+            )
+            for p in every
         ]
     if rule == "entropy_bound":
         chosen, spent = set(), 0.0
@@ -328,12 +365,13 @@ def accepted_by_hand(
                 break
             chosen.add(p)
             spent += now["entropy"][p]
-        return [p in chosen for p in positions]
+        return [p in chosen for p in every]
     assert rule == "quota", rule
     free = sorted((p for p in positions if not accepted[p]), key=lambda p: -now["confidence"][p])
     due = math.ceil((step + 1) * len(accepted) / n_steps) - sum(accepted)
     chosen = set(free[: max(due, 0)])
-    return [accepted[p] or p in chosen or now["confidence"][p] > level for p in positions]
+    sure = {p for p in positions if now["confidence"][p] > level}
+    return [accepted[p] or p in chosen | sure for p in every]
 
 
 def weigh(logits: Tensor, noisy: Tensor, excess: Tensor | None) -> Tensor:
@@ -381,8 +419,15 @@ def generate_without_cache(
             )
             seen.append(hidden[0])
             logits = model.logits(hidden)[0].double()
-            kept = kept_share(n_steps - step, n_steps)
+            stands, stands_next = (
+                [
+                    tilted_time(t, i, canvas_tokens=L, n_times=n_steps, tilt=model.params.tilt)
+                    for i in range(L)
+                ]
+                for t in (n_steps - step, n_steps - step - 1)
+            )
             for i in range(L):
+                kept = min(kept_share(stands[i], n_steps), 1 - 2**-53)
                 evidence_nats = math.log((1 + (V - 1) * kept) / (1 - kept))
                 if model.params.likelihood_bias:
                     logits[i, noisy[i]] += evidence_nats
@@ -399,9 +444,21 @@ def generate_without_cache(
                 "confidence": p.max(-1).tolist(),
                 "entropy": (-(p * np.log(p)).sum(-1)).tolist(),
             }
+            tilted = model.params.tilt > 0 and step < n_steps - 1
+            waits = [tilted and at == n_steps for at in stands_next]
             chosen = accepted_by_hand(
-                rule, now, before, accepted, step=step, n_steps=n_steps, level=level
+                rule,
+                now,
+                before,
+                accepted,
+                step=step,
+                n_steps=n_steps,
+                level=level,
+                waits=waits,
             )
+            chosen = [
+                was or (tilted and at == 0) for was, at in zip(chosen, stands_next, strict=True)
+            ]
             settled = [rule != "entropy_bound" and was for was in accepted]
             held = [held[i] if settled[i] else drawn[i] for i in range(L)]
             emitted = [held[i] if chosen[i] else argmax[i] for i in range(L)]

@@ -25,10 +25,24 @@ PRODUCTION = ModelParams(
     likelihood_bias=False,
     noisy_input="own",
     token_shift=False,
+    tilt=0.0,
     tied=True,
     clean_mask="causal",
     vocab_multiple=1,
 )
+# What is otherwise under AdamW, where the noisy stream reads its own token and is shown a guess:
+# the values, by section, of a recipe that the default one is not.
+PLAIN: dict[str, dict[str, Any]] = {
+    "model": {
+        "self_conditioning": "output",
+        "likelihood_bias": False,
+        "noisy_input": "own",
+        "token_shift": False,
+        "tilt": 0.0,
+    },
+    "diffusion": {"next_token_weight": 0.0},
+    "pretrain": {"optimizer": "adamw"},
+}
 _TINY = {
     "width": 16,
     "n_layers": 2,

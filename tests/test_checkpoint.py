@@ -115,7 +115,9 @@ def pair():
 
 @pytest.fixture
 def pretrain_params():
-    return load_section(Path(__file__).parents[1] / "params.yaml", "pretrain", PretrainParams)
+    """The committed knobs, with AdamW for all parameters."""
+    params = load_section(Path(__file__).parents[1] / "params.yaml", "pretrain", PretrainParams)
+    return params.model_copy(update={"optimizer": "adamw"})
 
 
 @pytest.fixture

@@ -396,7 +396,7 @@ def _refuse_non_finite(files: dict[str, dict[str, Tensor]], step: int) -> None:
             if not is_finite(tensor):
                 raise GateClosedError(
                     f"pretrain: {name} is not finite after step {step}, so no checkpoint was "
-                    "written and the older ones stay; lower learning_rate and run it again"
+                    "written and the older ones stay; lower the learning rates and run it again"
                 )
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import gpu_gates
+import gpu_training
 from canvaslm.reporting.benches import read_bench
+from gpu_gate import Place, learner_of
 from gpu_gates import GATES, Gate
 
 FAKES = """
@@ -67,6 +69,25 @@ def test_gates_that_raise_die_hang_or_break_leave_the_others_alone(
     assert "its code ran here" in reasons["holds"]
     assert written.ratios == {f"gpu/{name}/equal": None for name in names}
     assert "no such kernel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kinds"),
+    [
+        ("adamw", {"step", "exp_avg", "exp_avg_sq"}),
+        ("muon", {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"}),
+    ],
+)
+def test_runs_are_compared_by_their_weights_and_all_that_their_optimiser_keeps(
+    optimizer: str, kinds: set[str]
+) -> None:
+    place = Place(device=torch.device("cpu"), tiny=True, rounds=1)
+    plan = place.plan(optimizer=optimizer, windows_per_step=1, micro_batch_windows=1)
+    learner = learner_of(plan, place)
+    found = gpu_training._trained(learner, plan, 0, 1)
+    assert {name.partition("/")[0] for name in found if "/" in name} == kinds
+    kept = sum(len(learner.optimizer.state[x]) for x in learner.model.parameters())
+    assert len(found) == len(learner.model.state_dict()) + kept
 
 
 def test_without_a_gpu_nothing_is_run_and_the_reason_is_given(

@@ -34,6 +34,15 @@ def test_the_gain_shrinks_with_steps_and_with_the_batch_and_ends_where_it_says(
     assert gain(32, last) > 1 >= gain(32, last + 1)
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_a_guess_is_counted_where_the_network_takes_one(device: roofline.Device) -> None:
+    gains = [
+        roofline._gain(device, MODEL.model_copy(update={"self_conditioning": kind}), LAYOUT, 16, 1)
+        for kind in ("off", "output")
+    ]
+    assert gains[0] > 1.1 * gains[1]  # the table is read once more in each step
+
+
 def test_a_gain_that_never_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "_MOST_ROWS", 3)
     assert roofline._last_batch(DEVICES[0], MODEL, LAYOUT, 4) == "does not end"

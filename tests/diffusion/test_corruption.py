@@ -17,6 +17,7 @@ from canvaslm.diffusion.corruption import (
 from canvaslm.diffusion.schedule import Context, clean_share
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
+from oracles import kept_share, tilted_time
 from shapes import tiny_diffusion
 
 N_TIMES = 16
@@ -39,6 +40,7 @@ def draw(
         diffusion=DIFFUSION,
         context=context,
         seed=seed,
+        tilt=0.0,
     )
     return clean, noisy
 
@@ -49,7 +51,13 @@ def test_a_windows_noise_does_not_depend_on_its_batch(tiny_layout: Layout) -> No
     order = np.random.default_rng(0).permutation(12)
     for part in np.array_split(order, 5):
         alone = draw_corruption(
-            clean[part], part, layout=tiny_layout, diffusion=DIFFUSION, context="clean", seed=5
+            clean[part],
+            part,
+            layout=tiny_layout,
+            diffusion=DIFFUSION,
+            context="clean",
+            seed=5,
+            tilt=0.0,
         )
         assert torch.equal(alone.ids, whole.ids[part])
         assert torch.equal(alone.times, whole.times[part])
@@ -85,9 +93,9 @@ def test_all_draws_are_numpys_on_the_cpu_whatever_the_device(
     applied: list[list[np.ndarray]] = []
     opened: list[tuple[object, ...]] = []
 
-    def spied_corrupt(clean: Tensor, *draws: np.ndarray, n_times: int) -> Tensor:
+    def spied_corrupt(clean: Tensor, *draws: np.ndarray, n_times: int, tilt: float) -> Tensor:
         applied[-1] += [draw.copy() for draw in draws]
-        return corrupt_at(clean, *draws, n_times=n_times)
+        return corrupt_at(clean, *draws, n_times=n_times, tilt=tilt)
 
     def spied_stream(*key: object) -> np.random.Generator:
         opened.append(key)
@@ -101,10 +109,16 @@ def test_all_draws_are_numpys_on_the_cpu_whatever_the_device(
         applied.append([])
         with NoTorchDraws():
             noisy = draw_corruption(
-                clean, numbers, layout=tiny_layout, diffusion=DIFFUSION, context=context, seed=5
+                clean,
+                numbers,
+                layout=tiny_layout,
+                diffusion=DIFFUSION,
+                context=context,
+                seed=5,
+                tilt=0.0,
             )
             draw_sweep_pass(
-                clean, numbers, pass_number=3, layout=tiny_layout, n_times=N_TIMES, seed=5
+                clean, numbers, pass_number=3, layout=tiny_layout, n_times=N_TIMES, seed=5, tilt=0.0
             )
         assert noisy.ids.device.type == noisy.times.device.type == device
     cpu, other = applied
@@ -142,12 +156,40 @@ def test_tokens_are_kept_with_the_clean_share_or_drawn_uniformly(tiny_layout: La
         assert abs((noisy.ids == clean)[here].float().mean() - probability) < 5 * spread
 
 
+@pytest.mark.parametrize("tilt", [1.0, 4.0])
+def test_under_a_tilt_tokens_are_kept_with_the_share_of_their_own_time(
+    tiny_layout: Layout, tilt: float
+) -> None:
+    clean = clean_windows(tiny_layout, 4000)
+    noisy = draw_corruption(
+        clean,
+        np.arange(4000),
+        layout=tiny_layout,
+        diffusion=DIFFUSION,
+        context="clean",
+        tilt=tilt,
+        seed=1,
+    )
+    L, ends = tiny_layout.canvas_tokens, 0
+    is_kept = (noisy.ids == clean).unflatten(1, (-1, L))
+    for t in range(1, N_TIMES + 1):
+        here = noisy.times == t
+        for i in range(L):
+            at = tilted_time(t, i, canvas_tokens=L, n_times=N_TIMES, tilt=tilt)
+            share = kept_share(at, N_TIMES)
+            probability = share + (1 - share) / tiny_layout.vocab_size
+            spread = (probability * (1 - probability) / int(here.sum())) ** 0.5
+            assert abs(is_kept[here][:, i].float().mean() - probability) <= 5 * spread + 1e-12
+            ends += at in (0, N_TIMES)
+    assert ends > N_TIMES  # more than the last position of each time
+
+
 def test_a_million_draws_reach_every_real_token_and_no_padded_one() -> None:
     layout = Layout(canvas_tokens=500, canvases_per_window=2, vocab_size=1000)
     drawn = torch.zeros(1000, dtype=torch.int64)
     clean = torch.zeros(1000, layout.window_tokens, dtype=torch.int64)
     noisy = draw_sweep_pass(
-        clean, np.arange(1000), pass_number=0, layout=layout, n_times=1, seed=1
+        clean, np.arange(1000), pass_number=0, layout=layout, n_times=1, seed=1, tilt=0.0
     )  # N = 1: nothing is kept
     drawn = torch.bincount(noisy.ids.flatten(), minlength=1000)
     assert len(drawn) == 1000
@@ -178,7 +220,13 @@ def test_sweep_takes_every_canvas_through_every_time_once(tiny_layout: Layout) -
     clean = clean_windows(tiny_layout, 3)
     times = [
         draw_sweep_pass(
-            clean, np.arange(3), pass_number=m, layout=tiny_layout, n_times=N_TIMES, seed=1
+            clean,
+            np.arange(3),
+            pass_number=m,
+            layout=tiny_layout,
+            n_times=N_TIMES,
+            seed=1,
+            tilt=0.0,
         ).times
         for m in range(N_TIMES)
     ]
@@ -198,6 +246,7 @@ def test_sweep_draws_anew_for_each_pass_and_window(tiny_layout: Layout) -> None:
             layout=tiny_layout,
             n_times=1,  # nothing is kept, whatever the pass
             seed=1,
+            tilt=0.0,
         ).ids
 
     assert torch.equal(noise(4, 0), noise(4, 0))
@@ -212,7 +261,13 @@ def test_continuous_passes_take_every_canvas_through_every_part_of_time_once(
     times = torch.stack(
         [
             draw_continuous_pass(
-                clean, np.arange(50), pass_number=m, n_passes=6, layout=tiny_layout, seed=1
+                clean,
+                np.arange(50),
+                pass_number=m,
+                n_passes=6,
+                layout=tiny_layout,
+                seed=1,
+                tilt=0.0,
             ).times
             for m in range(6)
         ]
@@ -232,7 +287,7 @@ def test_tokens_of_a_continuous_pass_are_kept_with_the_share_of_their_own_time(
 ) -> None:
     clean = clean_windows(tiny_layout, 3000)
     noisy = draw_continuous_pass(
-        clean, np.arange(3000), pass_number=1, n_passes=3, layout=tiny_layout, seed=1
+        clean, np.arange(3000), pass_number=1, n_passes=3, layout=tiny_layout, seed=1, tilt=0.0
     )
     share = clean_share(noisy.times, 1).repeat_interleave(tiny_layout.canvas_tokens, 1)
     odds = share + (1 - share) / tiny_layout.vocab_size
@@ -248,7 +303,13 @@ def test_noise_of_a_continuous_pass_does_not_depend_on_the_batch(tiny_layout: La
 
     def draw_rows(rows: slice) -> tuple[Tensor, Tensor]:
         noisy = draw_continuous_pass(
-            clean[rows], numbers[rows], pass_number=2, n_passes=4, layout=tiny_layout, seed=1
+            clean[rows],
+            numbers[rows],
+            pass_number=2,
+            n_passes=4,
+            layout=tiny_layout,
+            seed=1,
+            tilt=0.0,
         )
         return noisy.ids, noisy.times
 
@@ -261,7 +322,9 @@ def test_corrupt_at_keeps_below_the_share_and_replaces_at_and_above_it() -> None
     clean = torch.tensor([[1, 2, 3, 4]])
     share = clean_share(1, 2)
     uniforms = np.array([[np.nextafter(share, 0), share, 0.0, 0.0]])
-    noisy = corrupt_at(clean, np.array([[1, 2]]), uniforms, np.array([[7, 7, 7, 7]]), n_times=2)
+    noisy = corrupt_at(
+        clean, np.array([[1, 2]]), uniforms, np.array([[7, 7, 7, 7]]), n_times=2, tilt=0.0
+    )
     assert noisy.tolist() == [[1, 7, 7, 7]]
     kept = corrupt_at(
         clean,
@@ -269,6 +332,7 @@ def test_corrupt_at_keeps_below_the_share_and_replaces_at_and_above_it() -> None
         np.full((1, 4), np.nextafter(1, 0)),
         np.array([[7] * 4]),
         n_times=2,
+        tilt=0.0,
     )
     assert torch.equal(kept, clean)
 
@@ -284,7 +348,13 @@ def test_times_have_the_law_of_their_draw_and_belong_to_the_window(
 
     def times_of(some: np.ndarray, seed: int = 5) -> np.ndarray:
         noisy = draw_corruption(
-            clean[some], some, layout=tiny_layout, diffusion=diffusion, context="clean", seed=seed
+            clean[some],
+            some,
+            layout=tiny_layout,
+            diffusion=diffusion,
+            context="clean",
+            seed=seed,
+            tilt=0.0,
         )
         return noisy.times.numpy()
 
@@ -315,6 +385,7 @@ def test_spread_times_are_as_even_in_every_canvas_and_in_every_step(tiny_layout:
         diffusion=diffusion,
         context="clean",
         seed=5,
+        tilt=0.0,
     )
     times = noisy.times.numpy()
     for part in (times[:16].ravel(), times[160:176].ravel(), times[:, 0], times[:, -1]):

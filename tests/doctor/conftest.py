@@ -20,6 +20,7 @@ from canvaslm.params import read_yaml
 from canvaslm.reporting.files import write_json
 from canvaslm.reporting.progress import untracked
 from canvaslm.training.run import pretrain
+from shapes import PLAIN
 
 ROOT = Path(__file__).parents[2]
 OBJECTIVES = ("diffusion", "autoregressive")
@@ -62,6 +63,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "audit_run": {"device": "cpu", "n_windows": 2},
 }
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {"default": {}, "plain": PLAIN}
 
 
 def _pack(place: Path) -> None:
@@ -89,9 +91,9 @@ def _pack(place: Path) -> None:
     pack_shards(place, Tokenizer.load(tokenizer), pack, place / "shards", track=untracked)
 
 
-def _write_params(path: Path) -> None:
+def _write_params(path: Path, recipe: str) -> None:
     values = read_yaml(ROOT / "configs" / "base.yaml")
-    for section, changes in VALUES.items():
+    for section, changes in (*VALUES.items(), *RECIPES[recipe].items()):
         values[section] |= changes
     with path.open("w") as file:
         YAML().dump(values, file)
@@ -111,11 +113,23 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
-    """A folder in which both objectives were trained to their end."""
-    place = tmp_path_factory.mktemp("project")
+def finished(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Callable[[str], Path]:
+    """The folder in which a recipe trained both objectives to their end, when first asked for."""
+    root = tmp_path_factory.mktemp("projects")
+
+    def finish(recipe: str) -> Path:
+        if not (root / recipe).exists():
+            _finish(root / recipe, recipe, checkout)
+        return root / recipe
+
+    return finish
+
+
+def _finish(place: Path, recipe: str, checkout: Path) -> None:
+    """Pack, train both objectives, and write the reports of their audits."""
+    place.mkdir()
     _pack(place / "data")
-    _write_params(place / "params.yaml")
+    _write_params(place / "params.yaml", recipe)
     for objective in OBJECTIVES:
         patient = Patient(places_of(place, checkout), objective, untracked)
         pretrain(
@@ -131,7 +145,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
             "trained_model_sha256": sha256_of_model(place, objective),
         }
         write_json(place / "reports" / "audit_run" / objective / "metrics.json", audit)
-    return place
 
 
 def sha256_of_model(place: Path, objective: str) -> str:
@@ -141,9 +154,14 @@ def sha256_of_model(place: Path, objective: str) -> str:
 
 
 @pytest.fixture
-def project(finished: Path, checkout: Path, tmp_path: Path) -> Places:
-    """That folder as a copy of its own, to be damaged."""
-    shutil.copytree(finished, tmp_path / "project")
+def project(
+    request: pytest.FixtureRequest,
+    finished: Callable[[str], Path],
+    checkout: Path,
+    tmp_path: Path,
+) -> Places:
+    """That folder as a copy of its own, to be damaged; a test may ask for another recipe."""
+    shutil.copytree(finished(getattr(request, "param", "default")), tmp_path / "project")
     return places_of(tmp_path / "project", checkout)
 
 

@@ -32,6 +32,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize("project", ["default", "plain"], indirect=True)
 def test_a_clean_run_passes_every_probe_and_no_byte_of_it_changes(
     with_fingerprint: Places,
 ) -> None:

@@ -290,7 +290,15 @@ FAULTS: dict[Callable[[Places, Change, Patch], None], tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+NEEDS_A_GUESS = (add_the_guess_itself, decode_without_a_guess)
+
+
+@pytest.mark.parametrize(
+    ("project", "plant"),
+    [("plain" if plant in NEEDS_A_GUESS else "default", plant) for plant in FAULTS],
+    ids=[plant.__name__ for plant in FAULTS],
+    indirect=["project"],
+)
 def test_a_planted_fault_is_the_first_that_fails(
     project: Places,
     change_params: Change,
@@ -338,7 +346,8 @@ def test_the_course_of_a_loss_is_told(losses: list[float], told: str) -> None:
     rows = [{"step": str(50 * n), "loss_nats": str(x)} for n, x in enumerate(losses, start=1)]
     course, remedy = _course(rows)
     assert course.startswith(told)
-    assert bool(course) == bool(told) == ("pretrain.learning_rate" in remedy)
+    for rate in ("pretrain.learning_rate", "pretrain.muon_learning_rate"):
+        assert bool(course) == bool(told) == (rate in remedy)
 
 
 def test_a_trace_of_another_run_says_nothing_of_this_one(project: Places) -> None:

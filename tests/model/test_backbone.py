@@ -13,7 +13,7 @@ from canvaslm.model.attention import masked_attention
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.model.kv_cache import KVCache
 from canvaslm.model.shape import ModelParams
-from oracles import block_causal_mask, plain_forward, two_stream_forward
+from oracles import block_causal_mask, plain_forward, token_times, two_stream_forward
 from oracles import causal_mask as causal
 
 
@@ -34,6 +34,7 @@ SHAPES = [
     {"bias": False, "n_kv_heads": 4},
     {"n_kv_heads": 1, "vocab_multiple": 16},
     {"token_shift": True},
+    {"tilt": 2.0},
 ]
 
 
@@ -41,7 +42,13 @@ PREVIOUS = {"noisy_input": "previous", "likelihood_bias": True}
 
 
 @pytest.mark.parametrize(
-    "changes", [*SHAPES, PREVIOUS, PREVIOUS | {"time_width": 0, "token_shift": True}]
+    "changes",
+    [
+        *SHAPES,
+        PREVIOUS,
+        PREVIOUS | {"time_width": 0, "token_shift": True},
+        PREVIOUS | {"tilt": 1.5},
+    ],
 )
 def test_two_streams_equal_the_dense_description(changes, build_model, batch) -> None:
     model = build_model(**changes)
@@ -77,7 +84,7 @@ def test_one_stream_equals_the_dense_description(changes, build_model, batch) ->
         model,
         batch.noisy,
         torch.arange(T),
-        times.repeat_interleave(L, 1),
+        token_times(times, model),
         block_causal_mask(T, T, L),
         batch.guess * batch.has_guess[:, None, None],
     )

@@ -174,6 +174,7 @@ def test_detached_encoding_stops_the_gradient(build_model, batch) -> None:
         ({"noisy_input": "previous", "likelihood_bias": True}, 3),
         ({"token_shift": True}, 3),
         ({"noisy_input": "previous", "likelihood_bias": True, "token_shift": True}, 1),
+        ({"tilt": 2.0}, 3),
     ],
 )
 def test_reading_and_denoising_at_once_is_one_after_the_other(

@@ -96,6 +96,7 @@ def test_prefix_canvases_carry_no_loss(tiny_layout: Layout) -> None:
         diffusion=objective.diffusion,
         context="prefix",
         seed=5,
+        tilt=0.0,
     )
     n_noisy = int((noisy.times > 0).sum())
     assert 0 < n_noisy < 16 * tiny_layout.canvases_per_window
@@ -139,7 +140,13 @@ def test_bound_takes_each_canvas_through_every_time_once(tiny_layout: Layout) ->
     times = torch.stack(
         [
             draw_sweep_pass(
-                windows, np.arange(3), pass_number=m, layout=tiny_layout, n_times=6, seed=1
+                windows,
+                np.arange(3),
+                pass_number=m,
+                layout=tiny_layout,
+                n_times=6,
+                seed=1,
+                tilt=0.0,
             ).times
             for m in range(6)
         ]
@@ -156,7 +163,7 @@ def test_bound_equals_a_loop_over_passes_with_dense_logits(tiny_layout: Layout) 
         clean = model.encode(windows)
         for m in range(5):
             noisy = draw_sweep_pass(
-                windows, numbers, pass_number=m, layout=tiny_layout, n_times=5, seed=5
+                windows, numbers, pass_number=m, layout=tiny_layout, n_times=5, seed=5, tilt=0.0
             )
             hidden = model.denoise(
                 noisy.ids, noisy.times / 5, context=clean, guess=None, has_guess=None
@@ -213,7 +220,13 @@ def test_guess_is_the_embedded_posterior_of_the_same_noisy_tokens(
     objective.loss(model, windows, numbers)
     [(guess, has_guess)] = shown
     noisy = draw_corruption(
-        windows, numbers, layout=tiny_layout, diffusion=objective.diffusion, context=context, seed=5
+        windows,
+        numbers,
+        layout=tiny_layout,
+        diffusion=objective.diffusion,
+        context=context,
+        seed=5,
+        tilt=0.0,
     )
     arguments = (noisy.ids, noisy.times / 4)
     with torch.no_grad():

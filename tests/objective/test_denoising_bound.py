@@ -18,7 +18,7 @@ from canvaslm.objective.denoising_bound import Conditioning, bound_passes, condi
 from oracles import all_sequences, kept_share, noise_matrix
 from shapes import tiny_diffusion, tiny_shape
 
-SWEEPS: list[Levels] = [GridLevels(n_times=5), ContinuousLevels(n_passes=4)]
+SWEEPS: list[Levels] = [GridLevels(n_times=5, tilt=0.0), ContinuousLevels(n_passes=4, tilt=0.0)]
 BOTH: tuple[Conditioning, ...] = ("off", "two_pass")
 
 
@@ -102,7 +102,7 @@ def test_the_bound_on_a_grid_is_the_objectives_to_the_bit(tiny_layout: Layout) -
     windows, numbers = windows_of(tiny_layout, 3), np.arange(3)
     objective = Denoising(layout=tiny_layout, diffusion=diffusion, seed=5, vocab_chunk=10)
     of_objective = objective.bound_nats(model, windows, numbers, n_times=5)
-    levels, summed = GridLevels(n_times=5), torch.zeros_like(of_objective)
+    levels, summed = GridLevels(n_times=5, tilt=0.0), torch.zeros_like(of_objective)
     for one in bound_passes(
         model,
         model.encode_context(windows),
@@ -192,7 +192,7 @@ def test_the_continuous_estimate_is_unbiased_against_numerical_integration(n_pas
         model,
         windows,
         np.arange(3000),
-        ContinuousLevels(n_passes=n_passes),
+        ContinuousLevels(n_passes=n_passes, tilt=0.0),
         layout=layout,
         conditionings=("off",),
     )["off"]

@@ -11,6 +11,7 @@ from torch.nn import functional
 from canvaslm.diffusion.bound import own_evidence, step_nats, token_evidence
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.objective.noisy_loss import Denoised, noisy_loss
+from oracles import tilted_time
 from shapes import tiny_diffusion
 
 V, D, N = 11, 6, 4
@@ -26,7 +27,7 @@ def draw(n_times: int = N, *, is_cavity: bool = False) -> tuple[Denoised, Tensor
     is_kept = torch.rand(3, 10, generator=generator) < 0.5
     noisy = torch.where(is_kept | (times == 0), clean, other)
     return Denoised(
-        hidden=hidden, noisy=noisy, clean=clean, times=times, is_cavity=is_cavity
+        hidden=hidden, noisy=noisy, clean=clean, times=times, is_cavity=is_cavity, tilt=0.0
     ), weight
 
 
@@ -100,6 +101,7 @@ def test_under_the_bias_a_network_that_knows_nothing_copies_as_much_as_it_should
         clean=denoised.clean,
         times=denoised.times,
         is_cavity=True,
+        tilt=0.0,
     )
     got = noisy_loss(blank, weight, diffusion=tiny_diffusion(), vocab_chunk=4)
     due = 0.0
@@ -149,8 +151,50 @@ def test_the_mean_of_the_bound_loss_over_all_times_is_the_bound() -> None:
                 clean=torch.tensor([[clean]]),
                 times=torch.tensor([[t]]),
                 is_cavity=True,
+                tilt=0.0,
             )
             diffusion = tiny_diffusion(loss="bound")
             nats = noisy_loss(one, weight, diffusion=diffusion, vocab_chunk=4).nats
             total += chance * float(nats) / N
     assert total == pytest.approx(-float(cavity[clean]), rel=1e-12)
+
+
+@pytest.mark.parametrize("tilt", [0.5, 3.0])
+@pytest.mark.parametrize("loss", ["plain", "changed", "bound"])
+def test_under_a_tilt_each_position_costs_what_its_own_time_says(loss: str, tilt: float) -> None:
+    """A canvas of five is five canvases of one at the times of its positions."""
+    denoised, weight = draw(is_cavity=True)
+    canvases = torch.tensor([[1, 4], [0, 2], [3, 1]])
+    at, before = (
+        torch.tensor(
+            [
+                [
+                    tilted_time(max(int(t), 0), i, canvas_tokens=5, n_times=N, tilt=tilt)
+                    for t in row
+                    for i in range(5)
+                ]
+                for row in times
+            ],
+            dtype=torch.float64,
+        )
+        for times in (canvases, canvases - 1)
+    )
+    noisy = torch.where(at > 0, denoised.noisy, denoised.clean)
+    whole = dataclasses.replace(denoised, noisy=noisy, times=canvases, tilt=tilt)
+    got = noisy_loss(whole, weight, diffusion=tiny_diffusion(loss=loss), vocab_chunk=4)
+    alone = dataclasses.replace(denoised, noisy=noisy, times=at)
+    if loss != "bound":
+        due = noisy_loss(alone, weight, diffusion=tiny_diffusion(loss=loss), vocab_chunk=4)
+        assert got.n_targets == due.n_targets
+        torch.testing.assert_close(got.nats, due.nats, rtol=1e-9, atol=1e-9)
+        return
+    logits = denoised.hidden @ weight.T
+    evidence = token_evidence(at, N, V)
+    logits = logits + evidence[..., None] * functional.one_hot(noisy, V)
+    moves = before < at
+    nats = step_nats(
+        logits[moves], noisy[moves], denoised.clean[moves], t=at[moves], n_times=N,
+        before=before[moves],
+    )  # fmt: skip
+    assert got.n_targets == 5 * int((canvases > 0).sum())
+    torch.testing.assert_close(got.nats.double(), N * nats.sum(), rtol=1e-9, atol=1e-9)

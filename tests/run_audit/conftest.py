@@ -24,10 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = Layout(canvas_tokens=4, canvases_per_window=4, vocab_size=37)
 KNOBS: dict[str, Any] = {
     "device": "cpu", "seed": 3, "steps": 12, "windows_per_step": 4, "micro_batch_windows": 4,
-    "learning_rate": 0.01, "schedule": "cosine", "warmup_steps": 3, "decay_steps": 0,
-    "vocab_chunk": 16, "log_every": 2, "save_every": 6, "loader_workers": 0,
+    "optimizer": "adamw", "learning_rate": 0.01, "schedule": "cosine", "warmup_steps": 3,
+    "decay_steps": 0, "vocab_chunk": 16, "log_every": 2, "save_every": 6, "loader_workers": 0,
 }  # fmt: skip
+BASE = read_yaml(ROOT / "configs" / "base.yaml")
+SIZES = ("width", "n_layers", "n_heads", "n_kv_heads", "head_width", "ffn_width", "time_width")
 KINDS: dict[str, dict[str, Any]] = {
+    "default": {"model": {key: x for key, x in BASE["model"].items() if key not in SIZES},
+                "diffusion": BASE["diffusion"] | {"train_times": 4},
+                "pretrain": {key: BASE["pretrain"][key] for key in ("optimizer", "ema_decay")}},
     "diffusion": {},
     "prefix": {"model": {"clean_mask": "block", "self_conditioning": "input"},
                "diffusion": {"context": "prefix"}},
@@ -39,9 +44,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "biased": {"model": {"likelihood_bias": True},
                "diffusion": {"first_phase": "noisy", "first_phase_share": 0.5,
                              "loss": "changed"}},
-    "previous": {"model": {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True},
+    "previous": {"model": {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True,
+                           "tilt": 2.0},
                  "diffusion": {"next_token_weight": 1.0}},
-    "bound": {"diffusion": {"loss": "bound", "time_draw": "middle"}},
+    "bound": {"model": {"tilt": 1.0}, "diffusion": {"loss": "bound", "time_draw": "middle"}},
     "muon": {"pretrain": {"optimizer": "muon", "muon_learning_rate": 0.02, "ema_decay": 0.6}},
 }  # fmt: skip
 
@@ -50,13 +56,13 @@ Open = Callable[[str], Subject]
 
 def make_recipe(kind: str) -> Recipe:
     """The tiny recipe of a kind of run."""
-    base, changes = read_yaml(ROOT / "configs" / "base.yaml"), KINDS[kind]
+    changes = KINDS[kind]
     return recipe(
         "autoregressive" if kind == "autoregressive" else "diffusion",
         layout=LAYOUT,
         model=tiny_shape(**changes.get("model", {})),
         diffusion=tiny_diffusion(**changes.get("diffusion", {})),
-        pretrain=PretrainParams(**(base["pretrain"] | KNOBS | changes.get("pretrain", {}))),
+        pretrain=PretrainParams(**(BASE["pretrain"] | KNOBS | changes.get("pretrain", {}))),
     )
 
 

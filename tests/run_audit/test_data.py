@@ -18,7 +18,7 @@ from canvaslm.run_audit.data import check_data
 from canvaslm.run_audit.stand_in import NO_TARGET, read_back
 
 KINDS = ("diffusion", "prefix", "autoregressive")
-OPTIONS = ("phased", "biased", "previous", "bound")
+OPTIONS = ("default", "phased", "biased", "previous", "bound")
 
 
 def measured(checks, name):

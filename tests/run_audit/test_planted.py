@@ -25,6 +25,7 @@ from canvaslm.corpus.shards import PackParams, pack_shards
 from canvaslm.corpus.tokenizer import Tokenizer, TokenizerParams, train_tokenizer
 from canvaslm.params import read_yaml
 from canvaslm.reporting.progress import untracked
+from shapes import PLAIN
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/canvaslm"
@@ -68,9 +69,9 @@ def both(check: str) -> dict[str, str]:
 
 FAULTS = {
     "the denoiser's targets are shifted by one": Fault(
-        file="objective/noisy_loss.py",
-        right="denoised.clean.masked_fill(~carries, IGNORED),",
-        wrong="denoised.clean.roll(-1, dims=1).masked_fill(~carries, IGNORED),",
+        file="objective/denoising.py",
+        right="                clean=windows,\n",
+        wrong="                clean=windows.roll(-1, dims=1),\n",
         check={"diffusion": "targets_are_clean_tokens"},
     ),
     "the twin's targets are shifted by one": Fault(
@@ -146,12 +147,13 @@ FAULTS = {
         check=both("learning_rate_follows_schedule"),
     ),
 }
+CLEAN: dict[str, dict[str, dict[str, Any]]] = {"the default recipe": {}, "the plain recipe": PLAIN}
 CASES = [(name, objective) for name, fault in FAULTS.items() for objective in fault.check]
 
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards, a tokenizer, params and the report of a corpus: what a run is made from."""
+    """Shards and a tokenizer: what a run is made from."""
     place = tmp_path_factory.mktemp("inputs")
     rng, words = np.random.default_rng(0), ["canvas", "window", "shard", "noise", "clean", "token"]
     texts = [f"{n} " + " ".join(rng.choice(words, size=80)) for n in range(8)]
@@ -174,20 +176,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack = PackParams(shard_tokens=10_000, n_threads=1)
     shards = place / "data" / "shards"
     pack_shards(place, Tokenizer.load(tokenizer), pack, shards, track=untracked)
-    values = read_yaml(ROOT / "configs" / "base.yaml")
-    for section, changes in VALUES.items():
-        values[section] |= changes
-    with (place / "params.yaml").open("w") as file:
-        YAML().dump(values, file)
     return place
 
 
-def copy_checkout(inputs: Path, place: Path) -> Path:
+def copy_checkout(inputs: Path, place: Path, recipe: dict[str, dict[str, Any]]) -> Path:
     """A copy of the sources with what a run is made from."""
     for name in ("src", "stages"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.egg-info"))
     shutil.copy(ROOT / "constraints.txt", place)
-    shutil.copy(inputs / "params.yaml", place)
+    values = read_yaml(ROOT / "configs" / "base.yaml")
+    for section, changes in (*VALUES.items(), *recipe.items()):
+        values[section] |= changes
+    with (place / "params.yaml").open("w") as file:
+        YAML().dump(values, file)
     (place / "data").symlink_to(inputs / "data")
     report = place / "reports" / "collect_documents" / "metrics.json"
     report.parent.mkdir(parents=True)
@@ -211,11 +212,11 @@ def audits(
     """What each copy found: the report of its audit, and the exit status."""
     root = tmp_path_factory.mktemp("copies").resolve()
     cases: dict[str, tuple[str, list[list[str]]]] = {}
-    for number, name in enumerate(["clean", *FAULTS]):
-        place = copy_checkout(inputs, root / str(number))
-        if name != "clean":
+    for number, name in enumerate([*CLEAN, *FAULTS]):
+        place = copy_checkout(inputs, root / str(number), CLEAN.get(name, {}))
+        if name in FAULTS:
             plant(FAULTS[name], place)
-        objectives = OBJECTIVES if name == "clean" else tuple(FAULTS[name].check)
+        objectives = tuple(FAULTS[name].check) if name in FAULTS else OBJECTIVES
         lines = [
             [f"stages/{stage}.py", f"--objective={objective}"]
             for objective in objectives
@@ -246,10 +247,11 @@ def audits(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_run_passes_all_checks(
-    audits: Callable[[str, str], dict[str, Any]], objective: str
+    audits: Callable[[str, str], dict[str, Any]], name: str, objective: str
 ) -> None:
-    found = audits("clean", objective)
+    found = audits(name, objective)
     assert [check for check in found["checks"] if check["verdict"] == "fail"] == []
     assert (found["status"], found["verdict"]) == (0, "pass")
 

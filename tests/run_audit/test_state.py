@@ -48,7 +48,7 @@ def rewrite_state(subject, change):
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "muon"])
+@pytest.mark.parametrize("kind", [*KINDS, "muon", "default"])
 def test_a_clean_run_passes(open_long, failures, kind):
     checks = check_state(open_long(kind))
     assert failures(checks) == [], checks

@@ -24,7 +24,7 @@ from canvaslm.training.plan import learning_rate
 from canvaslm.training.weight_average import begin_average, follow_weights
 
 KINDS = ("diffusion", "prefix", "autoregressive", "muon")
-OPTIONS = ("phased", "biased", "previous", "bound")
+OPTIONS = ("default", "phased", "biased", "previous", "bound")
 OBJECTIVES = ("diffusion", "autoregressive")
 FROZEN = "blocks.1.feed_forward.up.weight"
 
@@ -416,6 +416,7 @@ def test_a_run_that_ends_above_a_uniform_guess_is_named_whatever_its_first_row(o
         check = check_loss(subject, "training_loss_is_below_uniform")
         assert check.verdict == verdict, check
         assert "pretrain.learning_rate" in check.first_test
+        assert "pretrain.muon_learning_rate" in check.first_test
         assert "pretrain.warmup_steps" in check.first_test
 
 

@@ -22,7 +22,7 @@ from canvaslm.run_audit.reading import read_window, windows_of
 from canvaslm.run_audit.values import check_values
 
 KINDS = ("diffusion", "prefix", "autoregressive")
-OPTIONS = ("phased", "biased", "previous", "bound")
+OPTIONS = ("default", "phased", "biased", "previous", "bound")
 FLOOR = "held_out_loss_is_above_the_floor"
 
 

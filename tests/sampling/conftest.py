@@ -35,6 +35,7 @@ def _params(**changes: object) -> ModelParams:
         "likelihood_bias": False,
         "noisy_input": "own",
         "token_shift": False,
+        "tilt": 0.0,
         "tied": True,
         "clean_mask": "causal",
         "vocab_multiple": 1,

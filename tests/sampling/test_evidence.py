@@ -39,6 +39,11 @@ def _without_own_token(joint: np.ndarray, vocab_size: int, length: int, place: i
     )
 
 
+def own_at(t: int, n_times: int, vocab_size: int, length: int) -> torch.Tensor:
+    own = own_evidence(t, n_times=n_times, vocab_size=vocab_size)
+    return torch.full((length,), own, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("n_times", [1, 4])
 def test_cavity_leaves_what_the_others_say_where_nothing_is_accepted(n_times: int) -> None:
     vocab_size, length = 3, 3
@@ -51,7 +56,7 @@ def test_cavity_leaves_what_the_others_say_where_nothing_is_accepted(n_times: in
         logits = torch.from_numpy(posteriors).log() + 1.5
         for flags in itertools.product([False, True], repeat=length):
             accepted = torch.tensor(flags).expand(noisy.shape)
-            amount = Cavity().excess(accepted, t=t, n_times=n_times, vocab_size=vocab_size)
+            amount = Cavity().excess(accepted, own_at(t, n_times, vocab_size, length))
             weighed = weigh(logits, noisy, amount)
             for place, is_accepted in enumerate(flags):
                 expected = posteriors[:, place] if is_accepted else others[place]
@@ -64,17 +69,17 @@ def test_excess_is_what_the_bound_takes_off() -> None:
     noisy = torch.tensor([[0, 1, 2, 3], [4, 0, 4, 2]])
     nowhere = torch.zeros(2, 4, dtype=torch.bool)
     for t in (1, 3, 4):
-        amount = Cavity().excess(nowhere, t=t, n_times=4, vocab_size=5)
+        amount = Cavity().excess(nowhere, own_at(t, 4, 5, 4))
         expected = cavity_logits(logits, noisy, t=t, n_times=4)
         assert (weigh(logits, noisy, amount) - expected).abs().max() < 1e-14
 
 
 def test_there_is_nothing_to_take_off_a_posterior_or_out_of_pure_noise() -> None:
     nowhere = torch.zeros(1, 4, dtype=torch.bool)
-    assert Posterior().excess(nowhere, t=1, n_times=4, vocab_size=5) is None
+    assert Posterior().excess(nowhere, own_at(1, 4, 5, 4)) is None
     for n_times in (1, 16):
-        assert Cavity().excess(nowhere, t=n_times, n_times=n_times, vocab_size=5) is None
-    amount = Cavity().excess(~nowhere, t=1, n_times=16, vocab_size=5)
+        assert Cavity().excess(nowhere, own_at(n_times, n_times, 5, 4)) is None
+    amount = Cavity().excess(~nowhere, own_at(1, 16, 5, 4))
     assert amount is not None
     assert amount.count_nonzero() == 0  # an accepted token is evidence
 

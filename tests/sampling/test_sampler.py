@@ -22,7 +22,7 @@ from canvaslm.sampling.one_pass import answer
 from canvaslm.sampling.prediction import Prediction
 from canvaslm.sampling.sampler import CanvasSampler, CanvasStep
 from canvaslm.sampling.stopping import Never, StableAndConfident, Stopping
-from oracles import generate_without_cache
+from oracles import generate_without_cache, tilted_time
 
 RULES: dict[str, tuple[Acceptance, float]] = {
     "unchanged_or_stronger": (UnchangedOrStronger(), 0.0),
@@ -118,6 +118,8 @@ def test_cache_changes_neither_ids_nor_hidden_states(
         ({"likelihood_bias": True, "noisy_input": "previous"}, [3, 1, 4]),
         ({"likelihood_bias": True, "noisy_input": "previous"}, []),
         ({"likelihood_bias": True, "noisy_input": "previous", "token_shift": True}, [3]),
+        ({"tilt": 1.0}, [3, 1, 4]),
+        ({"likelihood_bias": True, "noisy_input": "previous", "tilt": 3.0}, [3]),
     ],
 )
 @pytest.mark.parametrize("evidence", sorted(EVIDENCES))
@@ -145,6 +147,31 @@ def test_cache_is_exact_under_every_shape_and_self_conditioning(
         sampler = _sampler(model, acceptance=Quota(threshold=0.9), evidence=evidence)
         [made] = sampler.generate([prompt], 12, [5])
         assert made.ids == ids
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("tilt", [1.0, 3.0])
+def test_a_tilt_is_decoded_by_every_rule_as_without_a_cache(
+    opinionated: Any, tiny_layout: Layout, rule: str, tilt: float
+) -> None:
+    """Positions wait for their time, and keep their token when it has come to 0."""
+    model = opinionated(tiny_layout, likelihood_bias=True, tilt=tilt)
+    acceptance, level = RULES[rule]
+    with torch.no_grad():
+        ids, _ = generate_without_cache(
+            model, [3, 1], 2, 7, rule=rule, level=level, n_steps=6, temperatures=(0.8, 0.4)
+        )
+    seen: list[CanvasStep] = []
+    sampler = _sampler(model, acceptance=acceptance, denoise_steps=6, on_step=seen.append)
+    [made] = sampler.generate([[3, 1]], 8, [7])
+    assert made.ids == ids
+    assert len(seen) == 12
+    for state in seen:
+        left = 5 - state.step
+        stands = [tilted_time(left, i, canvas_tokens=4, n_times=6, tilt=tilt) for i in range(4)]
+        for accepted, at in zip(state.accepted[0].tolist(), stands, strict=True):
+            assert accepted or at > 0 or left == 0
+            assert not accepted or at < 6
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])
@@ -723,6 +750,7 @@ def test_one_logit_that_is_not_finite_is_never_a_token(
         {"token_shift": True},
         {"likelihood_bias": True, "noisy_input": "previous"},
         {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True},
+        {"tilt": 2.0},
     ],
 )
 @pytest.mark.parametrize("prompt", [[], [1, 2, 3]])

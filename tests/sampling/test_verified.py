@@ -223,7 +223,8 @@ def test_end_of_text_is_cut_off_and_what_was_drafted_behind_it_counts_for_nobody
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True}]
+    "changes",
+    [{}, {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True}, {"tilt": 2.0}],
 )
 def test_forwards_are_counted_as_they_are(
     opinionated: Any, tiny_layout: Layout, changes: dict[str, object]

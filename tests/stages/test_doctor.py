@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from canvaslm.docs_gate.gate import DocsReport
+from canvaslm.params import read_yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,8 +70,10 @@ def test_one_objective_may_be_asked_for(doctor: Callable[..., tuple[int, str, st
 def test_the_first_failure_is_the_last_line_and_the_status_is_1(
     doctor: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    params = tmp_path / "params.yaml"
-    params.write_text(params.read_text().replace("steps: 600", "steps: many"))
+    content = read_yaml(tmp_path / "params.yaml")
+    content["pretrain"]["steps"] = "many"
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(content, file)
     status, out, err = doctor()
     assert status == 1
     assert out.splitlines()[1].startswith("fail          The params file is refused")

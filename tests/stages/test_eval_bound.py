@@ -4,17 +4,20 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from canvaslm.checkpoint_state import read_state
 from canvaslm.errors import InputError
 from canvaslm.evaluation.bound import judge_bound
 from canvaslm.evaluation.bound_params import EvalBoundParams
 from canvaslm.params import read_yaml
 from canvaslm.reporting.progress import untracked
+from shapes import PLAIN
 
 ROOT = Path(__file__).parents[2]
 OUTS = ("by_canvas.csv", "by_position.csv", "by_time.csv", "metrics.json")
@@ -29,15 +32,24 @@ KNOBS = {
 
 
 @pytest.fixture(scope="module")
-def inputs(decodable: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Shards, two checkpoints of untrained networks, and a params file."""
+def inputs(
+    decodable: dict[str, Path],
+    save_decodable: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """Shards, a params file, and two untrained networks, of which the denoiser takes a guess."""
     values = read_yaml(decodable["params"])
     values["eval_bound"] |= KNOBS
     params = tmp_path_factory.mktemp("params") / "params.yaml"
     with params.open("w") as file:
         YAML().dump(values, file)
-    places = ("shards", "autoregressive", "diffusion")
-    return {name: decodable[name] for name in places} | {"params": params}
+    data = read_state(decodable["diffusion"]).identity.data.model_dump()
+    return {
+        "shards": decodable["shards"],
+        "autoregressive": decodable["autoregressive"],
+        "diffusion": save_decodable("diffusion", data, **PLAIN["model"]),
+        "params": params,
+    }
 
 
 def run_stage(inputs: dict[str, Path], out: Path) -> subprocess.CompletedProcess[str]:
@@ -81,6 +93,18 @@ def test_stage_takes_all_bounds_of_both_checkpoints_and_says_which_they_are(
     for place, n_places in (("time", 2 + 3 + 2), ("position", 3 * 4), ("canvas", 3 * 8)):
         with (tmp_path / "out" / f"by_{place}.csv").open() as file:
             assert len(list(csv.DictReader(file))) == 2 * n_places
+
+
+def test_a_network_of_the_default_recipe_takes_no_guess_and_has_the_other_bounds(
+    inputs: dict[str, Path], decodable: dict[str, Path], tmp_path: Path
+) -> None:
+    judge(inputs, tmp_path / "out", diffusion=decodable["diffusion"])
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    rows = metrics["diffusion"]["off"]
+    assert set(rows) == {"n_times_2", "n_times_3", "continuous"}
+    assert all(row["bound_nats_per_token"] > 0 for row in rows.values())
+    assert metrics["diffusion"]["two_pass"] == "not_measured"
+    assert metrics["verdict"] == metrics["proof"]["verdict"] == "pass"
 
 
 def test_evaluating_again_writes_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:

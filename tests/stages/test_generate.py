@@ -19,6 +19,7 @@ from canvaslm.evaluation.speedup_params import GenerateParams
 from canvaslm.params import load_section, read_yaml
 from canvaslm.sampling.evidence import Cavity, Posterior
 from canvaslm.sampling.request import Generated
+from shapes import PLAIN
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "canvas window"
@@ -197,7 +198,7 @@ def test_prompt_is_cut_to_whole_canvases_and_told_so_under_block_mask(
     assert len(ids) % 4
     told = continue_text(
         PROMPT,
-        checkpoint=save_decodable("diffusion", data, clean_mask="block"),
+        checkpoint=save_decodable("diffusion", data, **PLAIN["model"], clean_mask="block"),
         tokenizer=decodable["tokenizer"],
         new_tokens=4,
         params=load_section(decodable["params"], "generate", GenerateParams),

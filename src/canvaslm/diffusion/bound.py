@@ -67,7 +67,13 @@ def token_evidence(times: Tensor, n_times: int, vocab_size: int) -> Tensor:
 
 
 def step_nats(
-    logits: Tensor, noisy: Tensor, clean: Tensor, *, t: Tensor | int, n_times: int
+    logits: Tensor,
+    noisy: Tensor,
+    clean: Tensor,
+    *,
+    t: Tensor | int,
+    n_times: int,
+    before: Tensor | None = None,
 ) -> Tensor:
     """Nats of one reverse step t → t-1 at each position; at t = 1, of reconstruction.
 
@@ -81,6 +87,8 @@ def step_nats(
         clean: (...) int64 ids of x_0.
         t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
         n_times: the number of diffusion times, N.
+        before: (...) where the step of each position ends, in 0..t, if not at t-1; where it ends at
+            t there is none, and it costs nothing.
 
     Returns:
         (...) float64 nats.
@@ -88,7 +96,8 @@ def step_nats(
     Raises:
         InputError: a time lies outside 1..N.
     """
-    step = _Step.at(_times_like(noisy, t), n_times=n_times, vocab_size=logits.shape[-1])
+    V = logits.shape[-1]
+    step = _Step.at(_times_like(noisy, t), n_times=n_times, vocab_size=V, before=before)
     log_x = _subtract_at(logits.double(), noisy, step.evidence).log_softmax(-1)
     log_mix = torch.log1p(step.rho[..., None] * log_x.exp()).sum(-1)
     return step.nats(_at(log_x, noisy), _at(log_x, clean), log_mix=log_mix, is_kept=noisy == clean)
@@ -104,6 +113,7 @@ def chunked_step_nats(
     t: Tensor | int,
     n_times: int,
     vocab_chunk: int,
+    before: Tensor | None = None,
     evidence: Tensor | None = None,
     is_cavity: bool = False,
 ) -> StepNats:
@@ -120,6 +130,7 @@ def chunked_step_nats(
         t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
         n_times: the number of diffusion times, N.
         vocab_chunk: vocabulary entries in one product; changes no value.
+        before: (...) where the step of each position ends, as in :func:`step_nats`.
         evidence: (...) float64, what the noisy token adds to its own logit where the network was
             told another time than ``t``; None: what it adds at ``t``.
         is_cavity: whether the logits lack that evidence, so that there is none to take out.
@@ -127,9 +138,11 @@ def chunked_step_nats(
     Raises:
         InputError: a time lies outside 1..N, or an id outside 0..V-1.
     """
-    given = noisy.reshape(-1)
-    step = _Step.at(_times_like(noisy, t).reshape(-1), n_times=n_times, vocab_size=weight.shape[0])
-    own = _evidence(step.share_t, step.vocab_size)
+    given, V = noisy.reshape(-1), weight.shape[0]
+    times = _times_like(noisy, t).reshape(-1)
+    until = None if before is None else before.reshape(-1)
+    step = _Step.at(times, n_times=n_times, vocab_size=V, before=until)
+    own = token_evidence(times, n_times, V)
     added = step.evidence if evidence is None else evidence.reshape(-1)
     if is_cavity:
         added = torch.zeros_like(added)
@@ -146,7 +159,7 @@ def chunked_step_nats(
         # At t = 1 the posterior is wanted, and it is not the one that was read.
         log_x_clean = torch.where(step.is_first, seen.log_posterior(own), log_x_clean)
     if is_cavity:
-        plain = -seen.log_posterior(own)
+        plain = -seen.log_posterior(own).masked_fill(times == 0, 0.0)
     bound = step.nats(seen.log_x_noisy, log_x_clean, log_mix=seen.log_mix, is_kept=seen.is_kept)
     return StepNats(bound=bound.reshape(noisy.shape), plain=plain.reshape(noisy.shape))
 
@@ -197,25 +210,31 @@ class _Step:
     """The scalars of one reverse step, each in float64 with the shape of the positions."""
 
     vocab_size: int
-    is_first: Tensor  # t = 1, reconstruction
+    is_still: Tensor  # s = t, no step at all; the shares are stand-ins there
+    is_first: Tensor  # s = 0, reconstruction
     share_t: Tensor  # ᾱ_t
-    share_s: Tensor  # ᾱ_s, s = t-1; 1/2 in place of 1 at t = 1, where it is not used
-    evidence: Tensor  # what the noisy token adds to its own logit; 0 at t = 1
+    share_s: Tensor  # ᾱ_s, s = t-1; 1/2 in place of 1 at s = 0, where it is not used
+    evidence: Tensor  # what the noisy token adds to its own logit; 0 at s = 0
     rho: Tensor  # V·ᾱ_s/(1-ᾱ_s)
 
     @classmethod
-    def at(cls, t: Tensor, *, n_times: int, vocab_size: int) -> "_Step":
-        """The scalars of time ``t`` of N."""
-        is_first = t == 1
-        share_t = clean_share(t, n_times)
-        # A stand-in keeps infinities out of a branch whose result is dropped.
-        share_s = clean_share(t - 1, n_times).masked_fill(is_first, 0.5)
+    def at(
+        cls, t: Tensor, *, n_times: int, vocab_size: int, before: Tensor | None = None
+    ) -> "_Step":
+        """The scalars of a step from time ``t`` of N to ``before``, or to t-1."""
+        s = t - 1 if before is None else before
+        is_still = s == t
+        is_first = (s == 0) & ~is_still
+        # Stand-ins keep infinities out of branches whose result is dropped.
+        share_t = clean_share(t, n_times).masked_fill(is_still, 0.25)
+        share_s = clean_share(s, n_times).masked_fill(is_first | is_still, 0.5)
         return cls(
             vocab_size=vocab_size,
+            is_still=is_still,
             is_first=is_first,
             share_t=share_t,
             share_s=share_s,
-            evidence=_evidence(share_t, vocab_size).masked_fill(is_first, 0.0),
+            evidence=_evidence(share_t, vocab_size).masked_fill(is_first | is_still, 0.0),
             rho=vocab_size * share_s / (1 - share_s),
         )
 
@@ -224,7 +243,8 @@ class _Step:
     ) -> Tensor:
         """Nats from the prediction at two tokens and from S = Σ_k log1p(ρ·x̂_k)."""
         divergence = self._divergence(log_x_noisy.exp(), log_x_clean.exp(), log_mix, is_kept)
-        return torch.where(self.is_first, -log_x_clean, divergence)
+        nats = torch.where(self.is_first, -log_x_clean, divergence)
+        return torch.where(self.is_still, 0.0, nats)
 
     def _divergence(
         self, x_noisy: Tensor, x_clean: Tensor, log_mix: Tensor, is_kept: Tensor

@@ -16,7 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.schedule import Context, DiffusionParams, clean_share
+from canvaslm.diffusion.schedule import (
+    Context,
+    DiffusionParams,
+    clean_share,
+    position_times,
+)
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
 
@@ -50,6 +55,7 @@ def draw_corruption(
     layout: Layout,
     diffusion: DiffusionParams,
     context: Context,
+    tilt: float,
     seed: int,
 ) -> Noisy:
     """Corrupt windows for training: one time per canvas, on 1..N or in (0, 1].
@@ -66,6 +72,7 @@ def draw_corruption(
         layout: lengths and vocabulary.
         diffusion: the times and how they are drawn.
         context: what earlier canvases are to the model; a phase of a run has its own.
+        tilt: of the model (``position_times``).
         seed: the run's seed.
     """
     n_canvases = layout.canvases_per_window
@@ -78,7 +85,7 @@ def draw_corruption(
         if context == "prefix":
             times[row, :n_clean] = 0
         _draw_tokens(draws, layout, uniforms[row], replacements[row])
-    return _corrupted(clean, times, uniforms, replacements, diffusion.n_times)
+    return _corrupted(clean, times, uniforms, replacements, diffusion.n_times, tilt)
 
 
 def draw_sweep_pass(
@@ -88,6 +95,7 @@ def draw_sweep_pass(
     pass_number: int,
     layout: Layout,
     n_times: int,
+    tilt: float,
     seed: int,
 ) -> Noisy:
     """Corrupt windows for one of the N passes that take every canvas through every time.
@@ -101,6 +109,7 @@ def draw_sweep_pass(
         pass_number: m, in 0..N-1.
         layout: lengths and vocabulary.
         n_times: the number of diffusion times, N.
+        tilt: of the model.
         seed: the evaluation's seed.
     """
     levels = sweep_levels(layout, pass_number=pass_number, n_levels=n_times)
@@ -109,7 +118,7 @@ def draw_sweep_pass(
     for row, number in enumerate(numbers):
         draws = stream(seed, f"bound/{pass_number}", int(number))
         _draw_tokens(draws, layout, uniforms[row], replacements[row])
-    return _corrupted(clean, times, uniforms, replacements, n_times)
+    return _corrupted(clean, times, uniforms, replacements, n_times, tilt)
 
 
 def draw_continuous_pass(
@@ -119,6 +128,7 @@ def draw_continuous_pass(
     pass_number: int,
     n_passes: int,
     layout: Layout,
+    tilt: float,
     seed: int,
 ) -> Noisy:
     """Corrupt windows for one of the K passes that sample continuous time, a stratum at a time.
@@ -133,6 +143,7 @@ def draw_continuous_pass(
         pass_number: m, in 0..K-1.
         n_passes: K.
         layout: lengths and vocabulary.
+        tilt: of the model.
         seed: the evaluation's seed.
 
     Returns:
@@ -145,7 +156,7 @@ def draw_continuous_pass(
         draws = stream(seed, f"continuous_bound/{pass_number}", int(number))
         times[row] = (levels - draws.random(layout.canvases_per_window)) / n_passes
         _draw_tokens(draws, layout, uniforms[row], replacements[row])
-    return _corrupted(clean, times, uniforms, replacements, 1)
+    return _corrupted(clean, times, uniforms, replacements, 1, tilt)
 
 
 def sweep_levels(layout: Layout, *, pass_number: int, n_levels: int) -> np.ndarray:
@@ -160,8 +171,9 @@ def corrupt_at(
     replacements: np.ndarray,
     *,
     n_times: int,
+    tilt: float,
 ) -> Tensor:
-    """Keep each token whose uniform number lies below the clean share of its canvas's time.
+    """Keep each token whose uniform number lies below the clean share of its position's time.
 
     Args:
         clean: (B, T) int64 ids.
@@ -169,12 +181,14 @@ def corrupt_at(
         uniforms: (B, T) numbers in [0, 1).
         replacements: (B, T) int64, the token that stands where the clean one is not kept.
         n_times: the number of diffusion times, N.
+        tilt: of the model.
 
     Returns:
         (B, T) int64 ids on the device of ``clean``.
     """
     canvas_tokens = clean.shape[-1] // times.shape[-1]
-    share = np.repeat(clean_share(times, n_times), canvas_tokens, axis=-1)  # (B, T)
+    each = position_times(times, canvas_tokens=canvas_tokens, n_times=n_times, tilt=tilt)
+    share = clean_share(each, n_times)  # (B, T)
     keep = torch.from_numpy(uniforms < share).to(clean.device)
     return torch.where(keep, clean, torch.from_numpy(replacements).to(clean.device))
 
@@ -241,8 +255,9 @@ def _corrupted(
     uniforms: np.ndarray,
     replacements: np.ndarray,
     n_times: int,
+    tilt: float,
 ) -> Noisy:
     """Apply the draws of a batch."""
     assert clean.shape == uniforms.shape, f"{tuple(clean.shape)} ids, draws for {uniforms.shape}"
-    ids = corrupt_at(clean, times, uniforms, replacements, n_times=n_times)
+    ids = corrupt_at(clean, times, uniforms, replacements, n_times=n_times, tilt=tilt)
     return Noisy(ids=ids, times=torch.from_numpy(times).to(clean.device))

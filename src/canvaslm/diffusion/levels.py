@@ -20,6 +20,7 @@ from canvaslm.diffusion.bound import chunked_step_nats, token_evidence
 from canvaslm.diffusion.cavity_head import StepNats
 from canvaslm.diffusion.continuous_bound import chunked_continuous_nats
 from canvaslm.diffusion.corruption import Noisy, draw_continuous_pass, draw_sweep_pass
+from canvaslm.diffusion.schedule import position_times, tilt_speed
 from canvaslm.layout import Layout
 
 
@@ -85,10 +86,12 @@ class GridLevels:
 
     Attributes:
         n_times: N.
+        tilt: of the model (``position_times``).
         told: of how many times the network is told the next one; None: the time itself.
     """
 
     n_times: int
+    tilt: float
     told: int | None = None
 
     @property
@@ -127,6 +130,7 @@ class GridLevels:
             pass_number=pass_number,
             layout=layout,
             n_times=self.n_times,
+            tilt=self.tilt,
             seed=seed,
         )
 
@@ -148,15 +152,21 @@ class GridLevels:
         """(B, T) nats of the reverse step, and the diagnostic."""
         told, evidence = self._other_times, None
         if told is not None:
-            evidence = _evidence(self._next(noisy, told), told, weight, clean)
+            next_told = _of_positions(self._next(noisy, told), clean, n_times=told, tilt=self.tilt)
+            evidence = token_evidence(next_told, n_times=told, vocab_size=weight.shape[0])
+        now, before = (
+            _of_positions(times, clean, n_times=self.n_times, tilt=self.tilt)
+            for times in (noisy.times, noisy.times - 1)
+        )
         return chunked_step_nats(
             hidden,
             weight,
             noisy.ids,
             clean,
-            t=_of_positions(noisy.times, clean),
+            t=now,
             n_times=self.n_times,
             vocab_chunk=vocab_chunk,
+            before=before,
             evidence=evidence,
             is_cavity=is_cavity,
         )
@@ -177,10 +187,12 @@ class ContinuousLevels:
 
     Attributes:
         n_passes: K.
+        tilt: of the model.
         told: of how many times the network is told the next one; None: the time itself.
     """
 
     n_passes: int
+    tilt: float
     told: int | None = None
 
     @property
@@ -218,6 +230,7 @@ class ContinuousLevels:
             pass_number=pass_number,
             n_passes=self.n_passes,
             layout=layout,
+            tilt=self.tilt,
             seed=seed,
         )
 
@@ -239,18 +252,28 @@ class ContinuousLevels:
         """(B, T) the integrand times the width of a part, and the diagnostic."""
         evidence = None
         if self.told is not None:
-            evidence = _evidence(_next_above(noisy.times, self.told), self.told, weight, clean)
+            next_told = _of_positions(
+                _next_above(noisy.times, self.told), clean, n_times=self.told, tilt=self.tilt
+            )
+            evidence = token_evidence(next_told, n_times=self.told, vocab_size=weight.shape[0])
+        time = _of_positions(noisy.times, clean, n_times=1, tilt=self.tilt)
+        # A position that stands at an end of its times, and stays there for a while, costs nothing.
+        is_clean, moves = time == 0, (time > 0) & (time < 1)
         cost = chunked_continuous_nats(
             hidden,
             weight,
             noisy.ids,
             clean,
-            time=_of_positions(noisy.times, clean),
+            time=time.masked_fill(is_clean, 0.5),
             vocab_chunk=vocab_chunk,
             evidence=evidence,
             is_cavity=is_cavity,
         )
-        return StepNats(bound=cost.bound / self.n_passes, plain=cost.plain)
+        speed = tilt_speed(self.tilt, clean.shape[1] // noisy.times.shape[1])
+        return StepNats(
+            bound=torch.where(moves, cost.bound * (speed / self.n_passes), 0.0),
+            plain=cost.plain.masked_fill(is_clean, 0.0),
+        )
 
 
 def _next_above(times: Tensor, told: int) -> Tensor:
@@ -263,12 +286,7 @@ def _words(told: int | None) -> str:
     return "network told the time" if told is None else f"network told the next of {told} times"
 
 
-def _evidence(told_times: Tensor, told: int, weight: Tensor, clean: Tensor) -> Tensor:
-    """(B, T) the evidence in the softmax of a network that was told times (B, C) of ``told``."""
-    evidence = token_evidence(told_times, n_times=told, vocab_size=weight.shape[0])
-    return _of_positions(evidence, clean)
-
-
-def _of_positions(times: Tensor, clean: Tensor) -> Tensor:
+def _of_positions(times: Tensor, clean: Tensor, *, n_times: int, tilt: float) -> Tensor:
     """The time (B, T) of each position, from that (B, C) of its canvas."""
-    return times.repeat_interleave(clean.shape[1] // times.shape[1], dim=1)
+    canvas_tokens = clean.shape[1] // times.shape[1]
+    return position_times(times, canvas_tokens=canvas_tokens, n_times=n_times, tilt=tilt)

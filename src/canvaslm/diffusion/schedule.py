@@ -17,6 +17,9 @@ from canvaslm.params import Params
 if TYPE_CHECKING:  # stages that never need torch read DiffusionParams from here
     from torch import Tensor
 
+# Of N: a position that should stand at an end and is rounded off it would have an end of its own.
+_SNAP = 1e-9
+
 Context: TypeAlias = Literal["clean", "noisy", "prefix"]
 _TimeDraw: TypeAlias = Literal["uniform", "spread", "middle"]
 _FirstPhase: TypeAlias = Literal["none", "noisy", "next_token"]
@@ -114,6 +117,68 @@ def clean_share(t: "float | np.ndarray | Tensor", n_times: int) -> "float | np.n
     # Methods of the tensor alone, so that this module loads without torch.
     share = (t.double() * (math.pi / 2 / n_times)).cos() ** 2
     return share.masked_fill(t == 0, 1.0).masked_fill(t == n_times, 0.0)
+
+
+@overload
+def position_times(
+    times: np.ndarray, *, canvas_tokens: int, n_times: int, tilt: float
+) -> np.ndarray: ...
+@overload
+def position_times(
+    times: "Tensor", *, canvas_tokens: int, n_times: int, tilt: float
+) -> "Tensor": ...
+def position_times(
+    times: "np.ndarray | Tensor", *, canvas_tokens: int, n_times: int, tilt: float
+) -> "np.ndarray | Tensor":
+    """The time of each position of canvases at the given times.
+
+    Without a tilt it is the time of the canvas. With one, each position hurries through all of its
+    times in 1/(1 + tilt) of the canvas's, the last position first on the way to noise, and so last
+    on the way to text (Wu et al. 2023, arXiv 2305.09515): position i of L stands at
+    t + tilt·(t − N·(1 − i/(L−1))), and at 0 or N beyond those ends. At t = 0 all are clean and at
+    t = N all are noise, whatever the tilt. A canvas of one token has none.
+
+    Args:
+        times: (..., C) times of canvases in 0..N, whole or fractional.
+        canvas_tokens: L.
+        n_times: the number of times, N; 1 where times are shares of 1.
+        tilt: 0 or more.
+
+    Returns:
+        (..., C·L) of the same kind and device: float64 with a tilt, else of the type of ``times``.
+    """
+    if isinstance(times, np.ndarray):
+        each = np.repeat(times, canvas_tokens, axis=-1)
+        if tilt == 0 or canvas_tokens == 1:
+            return each
+        late = np.tile(_lateness(canvas_tokens), times.shape[-1])
+        each = each + tilt * (each - n_times * late)
+        low, high = _SNAP * n_times, n_times - _SNAP * n_times
+        return np.where(each < low, 0.0, np.where(each > high, float(n_times), each))
+    each = times.repeat_interleave(canvas_tokens, dim=-1)
+    if tilt == 0 or canvas_tokens == 1:
+        return each
+    each = each.double()
+    late = each.new_tensor(_lateness(canvas_tokens)).repeat(times.shape[-1])
+    each = each + tilt * (each - n_times * late)
+    low, high = _SNAP * n_times, n_times - _SNAP * n_times
+    return each.masked_fill(each < low, 0.0).masked_fill(each > high, float(n_times))
+
+
+def tilt_speed(tilt: float, canvas_tokens: int) -> float:
+    """How many times as fast a position goes through its times as its canvas does."""
+    return 1.0 + tilt if canvas_tokens > 1 else 1.0
+
+
+def noisy_share(tilt: float, canvas_tokens: int) -> float:
+    """For what share of a canvas's time one of its positions is not clean, on average."""
+    waits = tilt / (1 + tilt) if canvas_tokens > 1 else 0.0
+    return 1 - waits / 2
+
+
+def _lateness(canvas_tokens: int) -> np.ndarray:
+    """(L,) in 1..0: what part of the canvas's time the noise of a position waits, by the tilt."""
+    return 1 - np.arange(canvas_tokens) / (canvas_tokens - 1)
 
 
 def _refuse_times_outside(t: "np.ndarray | Tensor", n_times: int) -> None:

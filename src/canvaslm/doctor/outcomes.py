@@ -13,7 +13,8 @@ _FEWEST_ROWS = 6  # of a log that is looked at in thirds
 _FEWEST_STEPS = 100  # after which a loss should have fallen at all
 _FALL = 0.01  # of the first third, by which the last third is to lie lower
 _RISE = 0.25  # of the lowest third, by which the last third may lie above it
-_LOWER = "lower `pretrain.learning_rate` tenfold, or raise `pretrain.warmup_steps`"
+_RATES = "`pretrain.learning_rate` and `pretrain.muon_learning_rate`"
+_LOWER = f"lower {_RATES} tenfold, or raise `pretrain.warmup_steps`"
 
 
 def _look_at_loss(patient: Patient) -> Seen:
@@ -50,7 +51,7 @@ def _course(rows: list[dict[str, str]]) -> tuple[str, str]:
     if thirds[2] > min(thirds) * (1 + _RISE):
         return f"it rises: {told}", _LOWER
     if int(rows[-1]["step"]) >= _FEWEST_STEPS and thirds[2] > thirds[0] * (1 - _FALL):
-        return f"it does not fall: {told}", "raise `pretrain.learning_rate` tenfold"
+        return f"it does not fall: {told}", f"raise {_RATES} tenfold"
     return "", ""
 
 

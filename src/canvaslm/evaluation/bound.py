@@ -227,7 +227,7 @@ def measure_bound(
         numbers,
         next_token=next_token,
         layout=layout,
-        sweeps=_sweeps(params, train_times),
+        sweeps=_sweeps(params, train_times, denoiser.params.tilt),
         conditionings=conditionings_of(denoiser.params),
         seed=params.seed,
         batch_windows=params.batch_windows,
@@ -246,10 +246,10 @@ def measure_bound(
     return FullBound(costs=costs, seed=params.seed, proof=proof)
 
 
-def _sweeps(params: EvalBoundParams, train_times: int | None) -> list[Levels]:
+def _sweeps(params: EvalBoundParams, train_times: int | None, tilt: float) -> list[Levels]:
     told = train_times if params.told_times == "trained" else None
-    grids: list[Levels] = [GridLevels(n_times=n, told=told) for n in params.n_times]
-    return [*grids, ContinuousLevels(n_passes=params.continuous_passes, told=told)]
+    grids: list[Levels] = [GridLevels(n_times=n, tilt=tilt, told=told) for n in params.n_times]
+    return [*grids, ContinuousLevels(n_passes=params.continuous_passes, tilt=tilt, told=told)]
 
 
 def _rows_of(diffusion: dict[str, Any]) -> Iterator[dict[str, Any]]:

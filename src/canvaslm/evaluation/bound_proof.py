@@ -180,7 +180,15 @@ def _guard(
     V, T = twin.layout.vocab_size, windows.shape[1]
     layout = Layout(canvas_tokens=1, canvases_per_window=T, vocab_size=V)
     sweep = [
-        draw_sweep_pass(windows, numbers, pass_number=m, layout=layout, n_times=n_times, seed=seed)
+        draw_sweep_pass(
+            windows,
+            numbers,
+            pass_number=m,
+            layout=layout,
+            n_times=n_times,
+            tilt=0.0,
+            seed=seed,
+        )
         for m in range(n_times)
     ]
     more = hidden.new_zeros(len(hidden))

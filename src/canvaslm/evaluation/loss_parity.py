@@ -167,7 +167,7 @@ def measure_loss_parity(
     """
     chosen = spread_windows(len(held_out), params.max_windows)
     starts = range(0, len(chosen), params.batch_windows)
-    tally = Tally(n_times=params.n_times, vocab_size=denoising.layout.vocab_size)
+    tally = Tally(n_times=params.n_times, layout=denoising.layout, tilt=denoiser.params.tilt)
     with evaluating(twin), evaluating(denoiser):
         for start in track(starts, total=len(starts), label="batches scored"):
             numbers = chosen[start : start + params.batch_windows]

@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from canvaslm.corpus.entropy import entropy_nats
-from canvaslm.diffusion.schedule import clean_share
+from canvaslm.diffusion.schedule import clean_share, position_times
+from canvaslm.layout import Layout
 
 
 class HeldOut(Protocol):
@@ -105,13 +106,16 @@ class Tally:
 
     Args:
         n_times: the diffusion times of the bound, N.
-        vocab_size: real tokens in the vocabulary.
+        layout: of the denoiser.
+        tilt: of the denoiser, for the share of a canvas that is clean at a time.
     """
 
-    def __init__(self, *, n_times: int, vocab_size: int) -> None:
+    def __init__(self, *, n_times: int, layout: Layout, tilt: float) -> None:
+        self._layout = layout
+        self._tilt = tilt
         self._by_document: dict[int, np.ndarray] = {}  # nats of the twin, of the bound, tokens
         self._by_time = np.zeros((n_times + 1, 3))  # nats of the step, plain nats, tokens
-        self._token_counts = np.zeros(vocab_size, dtype=np.int64)
+        self._token_counts = np.zeros(layout.vocab_size, dtype=np.int64)
         self._n_windows = 0
         self._text_bytes = 0
 
@@ -177,12 +181,22 @@ class Tally:
         return tuple(
             TimeRow(
                 t=t,
-                clean_share=clean_share(t, n_times),
+                clean_share=self._clean_share(t, n_times),
                 bound_nats_per_token=float(step / tokens),
                 diagnostic_cross_entropy_nats=float(plain / tokens),
             )
             for t, (step, plain, tokens) in enumerate(self._by_time[1:], start=1)
         )
+
+    def _clean_share(self, t: int, n_times: int) -> float:
+        """Of a canvas at time t, on average over its positions."""
+        each = position_times(
+            np.array([t]),
+            canvas_tokens=self._layout.canvas_tokens,
+            n_times=n_times,
+            tilt=self._tilt,
+        )
+        return float(clean_share(each, n_times).mean())
 
 
 def _ratio_of_sums(amounts: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:

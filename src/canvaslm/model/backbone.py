@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from canvaslm.diffusion.schedule import position_times
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.model.attention import (
@@ -189,9 +190,9 @@ class Backbone(nn.Module):
             places = [range(start, start + S), range(start + S - 1, start + S - 1 + L)]
         if self.time_embedding is not None:
             assert times is not None, "a network with a time input needs times"
-            clean_time, canvas_time = self.time_embedding(
-                torch.cat((torch.zeros_like(times), times), dim=1)
-            ).split(1, dim=1)
+            each = self._position_times(times) if self.params.tilt else times
+            embedded = self.time_embedding(torch.cat((torch.zeros_like(times), each), dim=1))
+            clean_time, canvas_time = embedded[:, :1], embedded[:, 1:]
             x = x + torch.cat((clean_time.expand(-1, S, -1), canvas_time.expand(-1, L, -1)), dim=1)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -345,8 +346,15 @@ class Backbone(nn.Module):
         if self.time_embedding is None:
             return x
         assert times is not None, "a network with a time input needs times"
+        if self.params.tilt:
+            return x + self.time_embedding(self._position_times(times))
         embedded = self.time_embedding(times)  # (B, C, D)
         return x + embedded.repeat_interleave(self.layout.canvas_tokens, dim=1)
+
+    def _position_times(self, times: Tensor) -> Tensor:
+        """Times (B, C) in [0, 1] of canvases, as those (B, C·L) of their positions."""
+        L = self.layout.canvas_tokens
+        return position_times(times, canvas_tokens=L, n_times=1, tilt=self.params.tilt)
 
     def _places(self, context: CleanContext, noisy: Tensor) -> list[range]:
         """Where noisy canvases stand: at their tokens, or at those that they read."""

@@ -41,6 +41,11 @@ class ModelParams(Params):
     token_shift: Switch = Field(
         description="whether a token brings along what a matrix makes of the token before it"
     )
+    tilt: float = Field(
+        ge=0,
+        description="how much earlier the left of a canvas is cleared than its right: a token is "
+        "noisy for 1/(1 + tilt) of the canvas's time, the last one first; 0: all of them at once",
+    )
     tied: Switch = Field(description="whether the head is the token table")
     clean_mask: Literal["causal", "block"] = Field(
         description="what a clean token may see: itself and earlier tokens, or its whole canvas too"
@@ -82,6 +87,7 @@ class ModelParams(Params):
             "clean_mask": "causal",
             "likelihood_bias": False,
             "noisy_input": "own",
+            "tilt": 0.0,
         }
         return self.model_copy(update=changes)
 

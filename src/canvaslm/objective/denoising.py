@@ -19,7 +19,7 @@ from torch import Tensor
 from canvaslm.diffusion.corruption import Noisy, draw_corruption
 from canvaslm.diffusion.levels import GridLevels
 from canvaslm.diffusion.schedule import Context as ContextKind
-from canvaslm.diffusion.schedule import DiffusionParams
+from canvaslm.diffusion.schedule import DiffusionParams, noisy_share
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.loss import chunked_cross_entropy
@@ -111,6 +111,7 @@ class Denoising:
             layout=self.layout,
             diffusion=self.diffusion,
             context=context,
+            tilt=model.params.tilt,
             seed=self.seed,
         )
         clean, companion = None, None
@@ -122,7 +123,8 @@ class Denoising:
                 hidden=hidden,
                 noisy=noisy.ids,
                 clean=windows,
-                times=noisy.times.repeat_interleave(self.layout.canvas_tokens, dim=1),
+                times=noisy.times,
+                tilt=model.params.tilt,
                 is_cavity=model.params.likelihood_bias,
             ),
             model.head_weight,
@@ -182,7 +184,7 @@ class Denoising:
             model.encode_context(windows),
             windows,
             numbers,
-            levels=GridLevels(n_times=n_times),
+            levels=GridLevels(n_times=n_times, tilt=model.params.tilt),
             conditionings=("off",),
             layout=self.layout,
             seed=self.seed,
@@ -222,7 +224,7 @@ class Denoising:
             params,
             tokens=tokens,
             mean_keys=self._block_keys,
-            scored_tokens=tokens,
+            scored_tokens=tokens * noisy_share(params.tilt, self.layout.canvas_tokens),
             vocab_size=vocab_size,
         )
         clean = 0.0

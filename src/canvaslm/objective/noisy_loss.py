@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from canvaslm.diffusion.bound import step_nats, token_evidence
-from canvaslm.diffusion.schedule import DiffusionParams
+from canvaslm.diffusion.schedule import DiffusionParams, position_times
 from canvaslm.loss import IGNORED, chunked_cross_entropy
 from canvaslm.objective.targets import LossSum
 
@@ -29,7 +29,8 @@ class Denoised:
         hidden: (B, T, D) final hidden states.
         noisy: (B, T) int64, what the network read.
         clean: (B, T) int64, what stood there.
-        times: (B, T), the time of each position in 0..N; 0 carries no loss.
+        times: (B, C), the time of each canvas in 0..N.
+        tilt: of the model, which gives each position its own time; 0 carries no loss.
         is_cavity: whether the logits lack the evidence of the noisy token (``likelihood_bias``).
     """
 
@@ -37,6 +38,7 @@ class Denoised:
     noisy: Tensor
     clean: Tensor
     times: Tensor
+    tilt: float
     is_cavity: bool
 
 
@@ -51,14 +53,16 @@ def noisy_loss(
         diffusion: which loss.
         vocab_chunk: vocabulary entries whose logits exist at one time; changes no value.
     """
-    carries = denoised.times > 0
+    times = _position_times(denoised, denoised.times, diffusion)
+    carries = times > 0
     if diffusion.loss == "changed":
         carries = carries & (denoised.noisy != denoised.clean)
     n_targets = int(carries.sum())
     if diffusion.loss == "bound":
-        nats = _bound_nats(denoised, carries, weight, diffusion)
+        nats = _bound_nats(denoised, times, weight, diffusion)
+        n_targets = int((denoised.times > 0).sum()) * (times.shape[1] // denoised.times.shape[1])
     elif denoised.is_cavity:
-        nats = _biased_nats(denoised, carries, weight, diffusion, vocab_chunk)
+        nats = _biased_nats(denoised, times, carries, weight, diffusion, vocab_chunk)
     else:
         nats = chunked_cross_entropy(
             denoised.hidden,
@@ -70,8 +74,19 @@ def noisy_loss(
     return LossSum(nats=nats, n_targets=n_targets)
 
 
+def _position_times(denoised: Denoised, times: Tensor, diffusion: DiffusionParams) -> Tensor:
+    """(B, T) the time of each position where canvases stand at times (B, C)."""
+    return position_times(
+        times,
+        canvas_tokens=denoised.noisy.shape[1] // times.shape[1],
+        n_times=diffusion.n_times,
+        tilt=denoised.tilt,
+    )
+
+
 def _biased_nats(
     denoised: Denoised,
+    times: Tensor,
     carries: Tensor,
     weight: Tensor,
     diffusion: DiffusionParams,
@@ -83,7 +98,7 @@ def _biased_nats(
     evidence it is Z + (exp(e) − 1)·exp(l_i): both terms are positive, so nothing cancels.
     """
     hidden, noisy, clean = (x[carries] for x in (denoised.hidden, denoised.noisy, denoised.clean))
-    evidence = token_evidence(denoised.times[carries], diffusion.n_times, len(weight))
+    evidence = token_evidence(times[carries], diffusion.n_times, len(weight))
     plain = chunked_cross_entropy(hidden, weight, clean, vocab_chunk=vocab_chunk, reduction="none")
     at_noisy, at_clean = (_logits_at(hidden, weight, ids) for ids in (noisy, clean))
     more = at_noisy + torch.log(torch.expm1(evidence)).to(at_noisy.dtype)
@@ -98,13 +113,13 @@ def _logits_at(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
 
 
 def _bound_nats(
-    denoised: Denoised, carries: Tensor, weight: Tensor, diffusion: DiffusionParams
+    denoised: Denoised, times: Tensor, weight: Tensor, diffusion: DiffusionParams
 ) -> Tensor:
     """N times the step of the bound, summed: its mean over uniform times is the bound itself."""
     assert diffusion.train_times is not None, "the steps of the bound have a number"
-    columns = (
-        x[carries] for x in (denoised.hidden, denoised.noisy, denoised.clean, denoised.times.long())
-    )
+    before = _position_times(denoised, (denoised.times - 1).clamp(min=0), diffusion)
+    moves = before < times
+    columns = (x[moves] for x in (denoised.hidden, denoised.noisy, denoised.clean, times, before))
     nats = denoised.hidden.new_zeros((), dtype=torch.float64)
     for rows in zip(*(x.split(_ROWS) for x in columns), strict=True):
         part = checkpoint(
@@ -120,6 +135,7 @@ def _step_nats(
     noisy: Tensor,
     clean: Tensor,
     times: Tensor,
+    before: Tensor,
     weight: Tensor,
     diffusion: DiffusionParams,
     is_cavity: bool,
@@ -129,4 +145,4 @@ def _step_nats(
     if is_cavity:
         evidence = token_evidence(times, diffusion.n_times, len(weight))
         logits = logits.double().scatter_add(-1, noisy[:, None], evidence[:, None])
-    return step_nats(logits, noisy, clean, t=times, n_times=diffusion.n_times).sum()
+    return step_nats(logits, noisy, clean, t=times, n_times=diffusion.n_times, before=before).sum()

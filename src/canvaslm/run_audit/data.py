@@ -10,6 +10,7 @@ from canvaslm.run_audit.check import Check, attempt, decide
 from canvaslm.run_audit.consumed import Consumed, read_all
 from canvaslm.run_audit.stand_in import NO_TARGET, ReadBack, read_back
 from canvaslm.run_audit.subject import Subject
+from canvaslm.run_audit.tilted import position_shares
 
 _LARGEST_Z = 5.0  # of the kept share: one clean run in two million lies further off
 
@@ -90,7 +91,8 @@ def _kept_z(subject: Subject, samples: list[ReadBack]) -> float:
     for sample in samples:
         if sample.noisy is None or sample.times is None:
             continue
-        share = np.repeat(np.cos(sample.times.astype(np.float64) * (math.pi / 2)) ** 2, L)
+        each = [position_shares(float(t), L, subject.recipe.model.tilt) for t in sample.times]
+        share = np.cos(np.concatenate(each) * (math.pi / 2)) ** 2
         same = share + (1 - share) / V  # a replacement is the clean token once in V
         kept += float((sample.noisy == sample.window).sum())
         due += float(same.sum())

@@ -25,8 +25,9 @@ _TIMES = 16  # of the bound of a run whose times are continuous
 _ABOVE = 0.5  # of ln V, by which a likelihood may lie above it, as that of memorised text does
 _DIVERGED = (
     "see training_loss_is_below_uniform: where it fails too, the run diverged, so lower "
-    "`pretrain.learning_rate` or raise `pretrain.warmup_steps`; where it passes, the training text "
-    "was learned by heart, so lower `pretrain.steps` or take more text"
+    "`pretrain.learning_rate` and `pretrain.muon_learning_rate` or raise `pretrain.warmup_steps`; "
+    "where it passes, the training text was learned by heart, so lower `pretrain.steps` or take "
+    "more text"
 )
 _BOUND = (
     "python -m pytest -q "

@@ -28,8 +28,9 @@ _MOVED = (
     "is missing from the optimiser of the run, or was put back"
 )
 _DIVERGED = (
-    "lower `pretrain.learning_rate` tenfold, or raise `pretrain.warmup_steps`, and train again: a "
-    "loss that now falls had diverged; one that does not is for python -m pytest -q "
+    "lower `pretrain.learning_rate` and `pretrain.muon_learning_rate` tenfold, or raise "
+    "`pretrain.warmup_steps`, and train again: a loss that now falls had diverged; one that does "
+    "not is for python -m pytest -q "
     "tests/training/test_learner.py::test_a_few_steps_on_the_same_windows_learn_them"
 )
 

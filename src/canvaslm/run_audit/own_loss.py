@@ -22,6 +22,7 @@ from canvaslm.model.backbone import Backbone
 from canvaslm.model.kv_cache import Encoded
 from canvaslm.randomness import stream
 from canvaslm.run_audit.subject import Subject
+from canvaslm.run_audit.tilted import position_shares
 from canvaslm.training.plan import Recipe
 
 _ROWS = 256  # positions whose logits are in memory in float64 at once
@@ -119,12 +120,14 @@ class _Read:
         targets: (n,) the ids that they should have found.
         noisy: (n,) the ids that stood there, or None where nothing was noisy.
         shares: (n,) the time of each as a share of 1, or None.
+        before: (n,) the same one time of the canvas earlier, or None.
     """
 
     hidden: Tensor
     targets: Tensor
     noisy: Tensor | None
     shares: Tensor | None
+    before: Tensor | None
 
 
 def _read(subject: Subject, model: Backbone, window: Tensor, number: int) -> _Read:
@@ -132,10 +135,10 @@ def _read(subject: Subject, model: Backbone, window: Tensor, number: int) -> _Re
     if diffusion is None:
         start = torch.full_like(window[:, :1], subject.eot_id)
         hidden = model.encode(torch.cat([start, window[:, :-1]], dim=1)).hidden
-        return _Read(hidden=hidden[0], targets=window[0], noisy=None, shares=None)
+        return _Read(hidden=hidden[0], targets=window[0], noisy=None, shares=None, before=None)
     if _is_next_token(subject, number):
         hidden = model.encode(window).hidden[0, :-1]
-        return _Read(hidden=hidden, targets=window[0, 1:], noisy=None, shares=None)
+        return _Read(hidden=hidden, targets=window[0, 1:], noisy=None, shares=None, before=None)
     return _read_noisy(subject, diffusion, model, window, number)
 
 
@@ -151,6 +154,7 @@ def _read_noisy(
         layout=subject.recipe.layout,
         diffusion=diffusion,
         context=context,
+        tilt=model.params.tilt,
         seed=subject.recipe.pretrain.seed,
     )
     shares = noisy.times / diffusion.n_times
@@ -159,8 +163,12 @@ def _read_noisy(
     if has_guess(subject, number):
         guess = _embedded_posterior(hidden[0], model)
         hidden = _pass(model, noisy.ids, shares, clean, guess[None])
-    each = shares[0].repeat_interleave(subject.recipe.layout.canvas_tokens)
+    each, before = (
+        _of_positions(times, subject) for times in (shares[0], shares[0] - 1 / diffusion.n_times)
+    )
     carries = each > 0
+    if diffusion.loss == "bound":  # a token that is clean by now costs nothing, and counts
+        carries = (shares[0] > 0).repeat_interleave(subject.recipe.layout.canvas_tokens)
     if diffusion.loss == "changed":
         carries &= noisy.ids[0] != window[0]
     return _Read(
@@ -168,7 +176,15 @@ def _read_noisy(
         targets=window[0][carries],
         noisy=noisy.ids[0][carries],
         shares=each[carries],
+        before=before[carries],
     )
+
+
+def _of_positions(shares: Tensor, subject: Subject) -> Tensor:
+    """(T,) from the times (C,) of canvases, as shares of 1; below 0 is 0."""
+    L, tilt = subject.recipe.layout.canvas_tokens, subject.recipe.model.tilt
+    each = [x for share in shares.tolist() for x in position_shares(max(share, 0.0), L, tilt)]
+    return torch.tensor(each, dtype=torch.float64, device=shares.device)
 
 
 def _pass(
@@ -192,19 +208,21 @@ def _own_nats(read: _Read, head: Tensor, recipe: Recipe) -> OwnLoss:
     if diffusion is None or read.noisy is None:
         return _nats(read.hidden, head, read.targets)
     assert read.shares is not None
+    assert read.before is not None
     rows, nats, largest = head.double(), 0.0, 0.0
-    columns = (read.hidden, read.targets, read.noisy, read.shares)
-    for hidden, targets, noisy, shares in zip(*(x.split(_ROWS) for x in columns), strict=True):
+    columns = (read.hidden, read.targets, read.noisy, read.shares, read.before)
+    parts = zip(*(x.split(_ROWS) for x in columns), strict=True)
+    for hidden, targets, noisy, shares, before in parts:
         logits = hidden.double() @ rows.T  # (n, V)
         if recipe.model.likelihood_bias:
             logits = logits + _likelihood(noisy, shares, logits.shape[-1]).log()
         posterior = logits.softmax(-1)
         if diffusion.loss == "bound":
             N = diffusion.n_times
-            nats += N * float(_own_step(posterior, noisy, targets, shares, n_times=N).sum())
+            nats += N * float(_own_step(posterior, noisy, targets, shares, before).sum())
         else:
             nats -= float(logits.log_softmax(-1).gather(1, targets[:, None]).sum())
-        largest = max(largest, float(logits.abs().max()))
+        largest = max(largest, float(logits[logits.isfinite()].abs().max()))
     return OwnLoss(nats=nats, n_targets=len(read.targets), largest_logit=largest)
 
 
@@ -222,9 +240,9 @@ def _likelihood(noisy: Tensor, shares: Tensor, vocab_size: int) -> Tensor:
 
 
 def _own_step(
-    posterior: Tensor, noisy: Tensor, targets: Tensor, shares: Tensor, *, n_times: int
+    posterior: Tensor, noisy: Tensor, targets: Tensor, shares: Tensor, before: Tensor
 ) -> Tensor:
-    """(n,) KL of two reverse steps by their definition; at the first time, reconstruction.
+    """(n,) KL of two reverse steps by their definition; down to time 0, reconstruction.
 
     q(x_s | x_t, x_0) is proportional to q(x_t | x_s)·q(x_s | x_0); the model mixes the last factor
     over its cavity, which is its posterior divided by the likelihood of x_t.
@@ -234,10 +252,10 @@ def _own_step(
         noisy: (n,) x_t.
         targets: (n,) x_0.
         shares: (n,) times as shares of 1.
-        n_times: N; s lies 1/N before t.
+        before: (n,) where the steps end; where that is no earlier, there is none.
     """
     V = posterior.shape[-1]
-    at_t, at_s = _clean_share(shares)[:, None], _clean_share(shares - 1 / n_times)[:, None]
+    at_t, at_s = _clean_share(shares)[:, None], _clean_share(before)[:, None]
     kept = at_t / at_s
     forward = kept * torch.nn.functional.one_hot(noisy, V) + (1 - kept) / V  # q(x_t | x_s)
     truth = at_s * torch.nn.functional.one_hot(targets, V) + (1 - at_s) / V
@@ -248,7 +266,8 @@ def _own_step(
     due, found = (x / x.sum(-1, keepdim=True) for x in steps)
     divergence = (due * (due.log() - found.log())).sum(-1)
     first = -posterior.gather(1, targets[:, None]).squeeze(1).log()
-    return torch.where((shares * n_times).round() == 1, first, divergence)
+    nats = torch.where(before == 0, first, divergence)
+    return torch.where(shares > before, nats, 0.0)
 
 
 def _clean_share(shares: Tensor) -> Tensor:
@@ -262,5 +281,5 @@ def _nats(hidden: Tensor, head: Tensor, targets: Tensor) -> OwnLoss:
     for part, aims in zip(hidden.split(_ROWS), targets.split(_ROWS), strict=True):
         logits = part.double() @ rows.T  # (n, V)
         nats -= float(logits.log_softmax(-1).gather(1, aims[:, None]).sum())
-        largest = max(largest, float(logits.abs().max()))
+        largest = max(largest, float(logits[logits.isfinite()].abs().max()))
     return OwnLoss(nats=nats, n_targets=len(targets), largest_logit=largest)

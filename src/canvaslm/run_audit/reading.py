@@ -55,7 +55,7 @@ class Reading:
         """
         values = getattr(self, part).clone()
         if part == "times":
-            values[:, where] *= 0.5
+            values[:, where] = 0.0  # another time for one position at least, whatever the tilt
         else:
             values[:, where] = _others(values[:, where], seed, where.start or 0, self.vocab_size)
         return dataclasses.replace(self, **{part: values})
@@ -80,6 +80,7 @@ def read_window(subject: Subject) -> Reading:
         layout=recipe.layout,
         diffusion=recipe.diffusion,
         context="clean",  # every canvas is noisy, whatever the run left clean
+        tilt=recipe.model.tilt,
         seed=recipe.pretrain.seed,
     )
     times = noisy.times / recipe.diffusion.n_times

@@ -40,7 +40,8 @@ _START = (
 )
 
 _EXTREME = (
-    "lower `pretrain.learning_rate` tenfold, or raise `pretrain.warmup_steps`, and train again: "
+    "lower `pretrain.learning_rate` and `pretrain.muon_learning_rate` tenfold, or raise "
+    "`pretrain.warmup_steps`, and train again: "
     f"what stays extreme was so from the start, for {_START}"
 )
 

@@ -25,6 +25,7 @@ from canvaslm.sampling.prediction import (
     uniform_ids,
     uniform_numbers,
 )
+from canvaslm.sampling.tilted import accept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class Drafter:
         for step in range(self.steps - 1):
             asked = self._asked(hidden, noisy, accepted, cache, step, draws)
             now, guess = answer(asked, step=step, n_steps=self.steps)
-            chosen = self.acceptance.accept(now, before, accepted)
+            chosen = accept(self.acceptance, now, before, accepted, model=self.model)
             tokens, accepted, before = self._taken(tokens, accepted, chosen, now), chosen, now
             noisy = torch.where(accepted, tokens, self._noise(draws, last.device))
             hidden = self.model.denoise(

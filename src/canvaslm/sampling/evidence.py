@@ -13,22 +13,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import own_evidence
+from canvaslm.diffusion.bound import token_evidence
+from canvaslm.diffusion.schedule import position_times
 from canvaslm.model.backbone import Backbone
 
 
 class Evidence(Protocol):
     """One question: what is the noisy token of a position evidence of?"""
 
-    def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
+    def excess(self, accepted: Tensor, own: Tensor) -> Tensor | None:
         """How much too much a posterior's logit of the noisy token has.
 
         Args:
             accepted: (B, L) bool, where the noisy token is an accepted one; elsewhere it is a
                 fresh draw.
-            t: the time of the step, in 1..N.
-            n_times: the number of steps, N.
-            vocab_size: V.
+            own: (L,) float64, what a noisy token adds to its own logit at the step.
 
         Returns:
             (B, L) float64, 0 or more; ``None`` where that is 0 everywhere.
@@ -40,7 +39,7 @@ class Evidence(Protocol):
 class Posterior:
     """Of the clean token, at every position: the logits as they are."""
 
-    def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
+    def excess(self, accepted: Tensor, own: Tensor) -> Tensor | None:
         """As :meth:`Evidence.excess`; nothing."""
         return None
 
@@ -53,10 +52,9 @@ class Cavity:
     rest of the canvas and the context say (``docs/bound.md``). At t = N there is none to take.
     """
 
-    def excess(self, accepted: Tensor, *, t: int, n_times: int, vocab_size: int) -> Tensor | None:
+    def excess(self, accepted: Tensor, own: Tensor) -> Tensor | None:
         """As :meth:`Evidence.excess`."""
-        amount = own_evidence(t, n_times=n_times, vocab_size=vocab_size)
-        return None if amount == 0.0 else (~accepted).double().mul_(amount)
+        return (~accepted).double().mul_(own) if bool(own.any()) else None
 
 
 def excess(
@@ -76,12 +74,20 @@ def excess(
     Returns:
         (B, L) float64, negative where evidence is added; ``None`` where there is nothing to do.
     """
-    vocab_size = model.layout.vocab_size
-    too_much = rule.excess(accepted, t=t, n_times=n_times, vocab_size=vocab_size)
-    if not model.params.likelihood_bias:
-        return too_much
-    lacking = own_evidence(t, n_times=n_times, vocab_size=vocab_size)
-    if lacking == 0.0:
+    times = step_times(t, n_times=n_times, model=model)
+    own = token_evidence(times, n_times, model.layout.vocab_size)[: accepted.shape[1]]
+    too_much = rule.excess(accepted, own)
+    if not model.params.likelihood_bias or not bool(own.any()):
         return too_much
     found = accepted.new_zeros(accepted.shape, dtype=torch.float64)
-    return (found if too_much is None else too_much) - lacking
+    return (found if too_much is None else too_much) - own
+
+
+def step_times(t: int, *, n_times: int, model: Backbone) -> Tensor:
+    """(L,) float64, the time of each position of a canvas at a step, in 0..N."""
+    return position_times(
+        torch.tensor([t], dtype=torch.float64, device=model.head_weight.device),
+        canvas_tokens=model.layout.canvas_tokens,
+        n_times=n_times,
+        tilt=model.params.tilt,
+    )

@@ -40,6 +40,7 @@ from canvaslm.sampling.request import (
     keep_live,
 )
 from canvaslm.sampling.stopping import Stopping
+from canvaslm.sampling.tilted import accept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +187,7 @@ class CanvasSampler:
             now = state.drop_not_finite(now)
             if not state.rows:
                 break
-            state.take(now, self.acceptance)
+            state.take(now, self.acceptance, self.model)
             is_done = self._is_done(state, now)
             finished[state.places] = state.emitted
             self.on_step(state.seen(canvas, now, is_done))
@@ -320,9 +321,9 @@ class _Canvas:
         self.keep(finite)
         return now.rows(finite)
 
-    def take(self, now: Prediction, acceptance: Acceptance) -> None:
+    def take(self, now: Prediction, acceptance: Acceptance, model: Backbone) -> None:
         """Let the rule choose positions and write this step's candidates there."""
-        accepted = acceptance.accept(now, self.before, self.accepted)
+        accepted = accept(acceptance, now, self.before, self.accepted, model=model)
         settled = self.accepted & accepted if acceptance.is_monotone else self.accepted & False
         self.tokens = torch.where(settled, self.tokens, now.candidates)
         self.accepted = accepted

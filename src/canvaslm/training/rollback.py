@@ -75,7 +75,7 @@ def roll_back(
     beginning = _find_beginning(learner, progress, since, windows_of)
     blamed = beginning.blamed
     told = f"pretrain: {cause}; {beginning.in_words(params.windows_per_step)}"
-    advice = "lower learning_rate, or look at those windows, and run it again"
+    advice = "lower the learning rates, or look at those windows, and run it again"
     if len(progress.rollbacks) >= params.max_rollbacks:
         raise GateClosedError(f"{told}; the run went back {params.max_rollbacks} times; {advice}")
     target = latest_complete(state.checkpoints, identity=identity, up_to=blamed)
