@@ -111,7 +111,7 @@ def _list_seconds(seconds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
 
 
 def _compare_losses(places: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """Held-out losses, and by how many of their standard errors the one after is the higher."""
+    """Held-out losses, and how many of their standard errors the later is higher, or 0."""
     found = {
         name: read_yaml(place / "reports/eval_loss_parity/metrics.json")
         for name, place in places.items()
@@ -127,7 +127,7 @@ def _compare_losses(places: dict[str, Path]) -> Iterator[dict[str, Any]]:
             "before_nats": losses[0],
             "after_nats": losses[1],
             "standard_error_nats": error,
-            "excess_over_error": (losses[1] - losses[0]) / error,
+            "excess_over_error": max(0.0, losses[1] - losses[0]) / error,
         }
 
 
