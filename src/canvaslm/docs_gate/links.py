@@ -11,7 +11,7 @@ from canvaslm.docs_gate.pages import Fault, Page, read_page
 
 _ELSEWHERE = ("http://", "https://", "mailto:")
 _NOT_IN_GIT = ("reports/", "data/", "checkpoints/")
-_IN_GIT = re.compile(r"reports/.*/metrics\.json")
+_IN_GIT = re.compile(r"reports/(.*/metrics\.json|ablations/.*)")
 _BARE_NUMBER = re.compile(r"[^\w]*\d[\d,]*(\.\d+)?([eE][-+]?\d+)?[^\w]*")
 _NUMBER = re.compile(r"[-+−]?[\d,]+(\.\d+)?([eE][-+]?\d+)?")
 
