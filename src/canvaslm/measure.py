@@ -205,7 +205,9 @@ def stream_flops(
     that goes through the head (Kaplan et al. 2020, arXiv 2001.08361, section 2.1, with attention
     over the keys that are really seen). Norms, activations, biases, look-ups, the time embedding
     (once a canvas) and the self-conditioning projection are left out: together they are below one
-    percent at any width that matters. A backward costs twice a forward.
+    percent at any width that matters. Under a tilt the time embedding is made for each token, which
+    is left out as well: ``D·(F + D)`` parameters for F features of time. A backward costs twice a
+    forward.
 
     Args:
         model: the shape, for example ``ModelParams``.

@@ -30,7 +30,8 @@ class Denoised:
         noisy: (B, T) int64, what the network read.
         clean: (B, T) int64, what stood there.
         times: (B, C), the time of each canvas in 0..N.
-        tilt: of the model, which gives each position its own time; 0 carries no loss.
+        tilt: of the model, which gives each position a time of its own (``position_times``); a
+            position at time 0 carries no loss.
         is_cavity: whether the logits lack the evidence of the noisy token (``likelihood_bias``).
     """
 
