@@ -42,6 +42,12 @@ def token_times(times: Tensor, model: Any) -> Tensor:
     return each
 
 
+def own_evidence(t: float, *, n_times: int, vocab_size: int) -> float:
+    """Nats that a noisy token at time t of N adds to its own logit in the posterior."""
+    share = kept_share(t, n_times)
+    return math.log((1 + (vocab_size - 1) * share) / (1 - share))
+
+
 def noise_matrix(share: float, vocab_size: int) -> np.ndarray:
     """(V, V): the probability of each noisy token (column) given each clean one (row)."""
     return share * np.eye(vocab_size) + (1 - share) / vocab_size
@@ -338,19 +344,19 @@ def accepted_by_hand(
     step: int,
     n_steps: int,
     level: float,
-    waits: list[bool],
+    has_choice: list[bool],
 ) -> list[bool]:
     """The three acceptance rules of math.md section 7, position by position.
 
-    Where a position waits for its time, no rule sees it.
+    Where a position waits for its time, or is cleared by now, no rule sees it.
     """
     every = range(len(accepted))
-    positions = [p for p in every if not waits[p]]
+    positions = [p for p in every if has_choice[p]]
     if rule == "unchanged_or_stronger":
         if before is None:
             return [False for _ in every]
         return [
-            not waits[p]
+            has_choice[p]
             and (
                 accepted[p]
                 or now["argmax"][p] == before["argmax"][p]
@@ -444,8 +450,9 @@ def generate_without_cache(
                 "confidence": p.max(-1).tolist(),
                 "entropy": (-(p * np.log(p)).sum(-1)).tolist(),
             }
-            tilted = model.params.tilt > 0 and step < n_steps - 1
-            waits = [tilted and at == n_steps for at in stands_next]
+            tilted = model.params.tilt > 0
+            is_cleared = [tilted and at == 0 for at in stands_next]
+            has_choice = [not tilted or 0 < at < n_steps for at in stands_next]
             chosen = accepted_by_hand(
                 rule,
                 now,
@@ -454,12 +461,13 @@ def generate_without_cache(
                 step=step,
                 n_steps=n_steps,
                 level=level,
-                waits=waits,
+                has_choice=has_choice,
             )
-            chosen = [
-                was or (tilted and at == 0) for was, at in zip(chosen, stands_next, strict=True)
+            chosen = [chosen[i] or is_cleared[i] for i in range(L)]
+            settled = [
+                accepted[i] and (rule != "entropy_bound" or (tilted and stands[i] == 0))
+                for i in range(L)
             ]
-            settled = [rule != "entropy_bound" and was for was in accepted]
             held = [held[i] if settled[i] else drawn[i] for i in range(L)]
             emitted = [held[i] if chosen[i] else argmax[i] for i in range(L)]
             accepted, before = chosen, now

@@ -1,10 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from canvaslm.diffusion.bound import cavity_logits, own_evidence, step_nats, token_evidence
+from canvaslm.diffusion.bound import cavity_logits, step_nats, token_evidence
 from canvaslm.diffusion.continuous_bound import continuous_nats
 from canvaslm.diffusion.corruption import Noisy
 from canvaslm.diffusion.levels import ContinuousLevels, GridLevels
@@ -13,6 +15,7 @@ from oracles import (
     enumerated_step_nats,
     kept_share,
     noise_matrix,
+    own_evidence,
     tilted_time,
 )
 
@@ -44,7 +47,7 @@ def test_what_a_network_says_of_a_told_time_is_a_cavity_at_the_time_itself(
     t = noisy.times.repeat_interleave(4, 1)
     k = torch.ceil(t * told / n_times - 1e-9).long()
     shown = levels.shown_times(noisy).repeat_interleave(4, 1)
-    torch.testing.assert_close(shown, k / told)
+    torch.testing.assert_close(shown, k.double() / told)
     cavity = cavity_logits(logits, noisy.ids, t=k, n_times=told)
     evidence = token_evidence(t, n_times=n_times, vocab_size=V)
     posterior = cavity + evidence[..., None] * functional.one_hot(noisy.ids, V)
@@ -60,7 +63,7 @@ def test_the_same_holds_in_continuous_time(tiny_layout: Layout, told: int) -> No
     clean, noisy, logits = drawn(levels, tiny_layout)
     time = noisy.times.repeat_interleave(4, 1)
     k = torch.ceil(time * told).long()
-    torch.testing.assert_close(levels.shown_times(noisy).repeat_interleave(4, 1), k / told)
+    torch.testing.assert_close(levels.shown_times(noisy).repeat_interleave(4, 1), k.double() / told)
     cavity = cavity_logits(logits, noisy.ids, t=k, n_times=told)
     evidence = token_evidence(time, n_times=1, vocab_size=V)
     posterior = cavity + evidence[..., None] * functional.one_hot(noisy.ids, V)
@@ -164,6 +167,62 @@ def test_a_step_under_a_tilt_is_that_of_the_times_of_each_position(
     moved = torch.tensor([[at > before for at, before in row] for row in stands])
     assert torch.equal(found != 0, moved & (found != 0))
     assert bool(moved.any(0).all())  # each position has a step of its own
+
+
+@pytest.mark.parametrize("is_cavity", [False, True])
+@pytest.mark.parametrize(
+    "levels", [GridLevels(n_times=4, tilt=9.0), ContinuousLevels(n_passes=4, tilt=9.0)]
+)
+def test_where_a_token_is_clean_by_its_time_neither_figure_counts_it(
+    levels: GridLevels | ContinuousLevels, is_cavity: bool
+) -> None:
+    """The logits there are of a network that learned nothing there, and may be anything."""
+    is_grid = isinstance(levels, GridLevels)
+    times = torch.arange(1, 5)[:, None] if is_grid else torch.arange(1, 5)[:, None].double() / 4
+    ids = torch.tensor([[0, 1, 2, 1]]).expand(4, -1)
+    logits = torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    is_clean = torch.tensor(
+        [
+            [tilted_time(t / 4, i, canvas_tokens=4, n_times=1, tilt=9.0) == 0 for i in range(4)]
+            for t in range(1, 5)
+        ]
+    )
+    assert 0 < int(is_clean.sum()) < is_clean.numel()
+    eye = torch.eye(3, dtype=torch.float64)
+    found = [
+        levels.nats(
+            logits.masked_fill(is_clean[..., None], there),
+            eye,
+            Noisy(ids=ids, times=times),
+            ids,
+            vocab_chunk=2,
+            is_cavity=is_cavity,
+        )
+        for there in (0.0, math.nan)
+    ]
+    for nats in found:
+        for part in (nats.bound, nats.plain):
+            assert torch.equal(part[is_clean], torch.zeros(int(is_clean.sum())).double())
+            assert bool(part.isfinite().all())
+    torch.testing.assert_close(found[0].plain, found[1].plain)
+    assert bool((found[0].plain[~is_clean] > 0).all())
+
+
+@pytest.mark.parametrize("n_times", [4, 16])
+def test_a_step_that_ends_just_above_clean_is_finite(n_times: int) -> None:
+    """A third, rounded: a position stands at a time whose clean share is 1 in float64."""
+    clean = torch.zeros(1, 13, dtype=torch.int64)
+    for time in range(1, n_times + 1):
+        noisy = Noisy(ids=torch.ones_like(clean), times=torch.tensor([[time]]))
+        found = GridLevels(n_times=n_times, tilt=0.33333333).nats(
+            torch.zeros(1, 13, 3).double(),
+            torch.eye(3).double(),
+            noisy,
+            clean,
+            vocab_chunk=3,
+            is_cavity=True,
+        )
+        assert bool(found.bound.isfinite().all())
 
 
 @pytest.mark.parametrize("n_times", [1, 2, 7])

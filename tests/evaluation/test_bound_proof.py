@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import own_evidence
 from canvaslm.evaluation import bound_proof
 from canvaslm.evaluation.bound_proof import TOLERANCE_NATS, Proof, prove_at_canvas_one
 from canvaslm.layout import Layout
 from canvaslm.model.backbone import Backbone, initialise
 from canvaslm.objective.next_token import NextToken
 from canvaslm.reporting.files import to_json
+from oracles import own_evidence
 from shapes import tiny_shape
 
 LAYOUT = Layout(canvas_tokens=1, canvases_per_window=12, vocab_size=37)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from canvaslm.diffusion.bound import own_evidence, step_nats, token_evidence
+from canvaslm.diffusion.bound import step_nats, token_evidence
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.objective.noisy_loss import Denoised, noisy_loss
-from oracles import tilted_time
+from oracles import own_evidence, tilted_time
 from shapes import tiny_diffusion
 
 V, D, N = 11, 6, 4

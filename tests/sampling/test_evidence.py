@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from canvaslm.diffusion.bound import cavity_logits, own_evidence
+from canvaslm.diffusion.bound import cavity_logits
 from canvaslm.layout import Layout
 from canvaslm.randomness import stream
 from canvaslm.sampling.evidence import Cavity, Evidence, Posterior, excess
@@ -19,6 +19,7 @@ from oracles import (
     all_sequences,
     copy_chain,
     kept_share,
+    own_evidence,
     posterior_table,
     token_posteriors,
     weigh,

@@ -150,12 +150,13 @@ def test_cache_is_exact_under_every_shape_and_self_conditioning(
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("is_biased", [False, True])
 @pytest.mark.parametrize("tilt", [1.0, 3.0])
 def test_a_tilt_is_decoded_by_every_rule_as_without_a_cache(
-    opinionated: Any, tiny_layout: Layout, rule: str, tilt: float
+    opinionated: Any, tiny_layout: Layout, rule: str, tilt: float, is_biased: bool
 ) -> None:
     """Positions wait for their time, and keep their token when it has come to 0."""
-    model = opinionated(tiny_layout, likelihood_bias=True, tilt=tilt)
+    model = opinionated(tiny_layout, likelihood_bias=is_biased, tilt=tilt)
     acceptance, level = RULES[rule]
     with torch.no_grad():
         ids, _ = generate_without_cache(
@@ -166,12 +167,18 @@ def test_a_tilt_is_decoded_by_every_rule_as_without_a_cache(
     [made] = sampler.generate([[3, 1]], 8, [7])
     assert made.ids == ids
     assert len(seen) == 12
+    kept: dict[tuple[int, int], int] = {}
     for state in seen:
         left = 5 - state.step
         stands = [tilted_time(left, i, canvas_tokens=4, n_times=6, tilt=tilt) for i in range(4)]
-        for accepted, at in zip(state.accepted[0].tolist(), stands, strict=True):
-            assert accepted or at > 0 or left == 0
+        rows = zip(state.accepted[0].tolist(), state.tokens[0].tolist(), stands, strict=True)
+        for place, (accepted, token, at) in enumerate(rows):
+            assert accepted or at > 0
             assert not accepted or at < 6
+            assert kept.get((state.canvas, place), token) == token
+            if at == 0:
+                kept[state.canvas, place] = token
+    assert len(kept) == 8
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])

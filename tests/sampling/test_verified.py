@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from canvaslm.diffusion.bound import own_evidence
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
 from canvaslm.measure import ForwardCounter
@@ -22,7 +21,7 @@ from canvaslm.sampling.autoregressive import AutoregressiveSampler
 from canvaslm.sampling.drafting import Drafter
 from canvaslm.sampling.evidence import Cavity, Posterior
 from canvaslm.sampling.verified import VerifiedSampler
-from oracles import all_sequences, chi_square_p
+from oracles import all_sequences, chi_square_p, own_evidence
 
 EOT = 36
 

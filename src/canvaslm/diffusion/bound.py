@@ -7,7 +7,6 @@ The two differ by one scalar on one logit, and the divergence then needs two sum
 vocabulary. Derived in ``docs/bound.md``; ``continuous_bound.py`` has the limit of many times.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -35,26 +34,11 @@ def cavity_logits(logits: Tensor, noisy: Tensor, *, t: Tensor | int, n_times: in
     return _subtract_at(logits.double(), noisy, _evidence(share, logits.shape[-1]))
 
 
-def own_evidence(t: int, *, n_times: int, vocab_size: int) -> float:
-    """What a noisy token at time t of N adds to its own logit; :func:`cavity_logits` takes it off.
-
-    Args:
-        t: the time, in 1..N.
-        n_times: the number of diffusion times, N.
-        vocab_size: V.
-
-    Returns:
-        Nats, 0 or more; exactly 0 at t = N.
-    """
-    share = clean_share(t, n_times)
-    return math.log((1 + (vocab_size - 1) * share) / (1 - share))
-
-
 def token_evidence(times: Tensor, n_times: int, vocab_size: int) -> Tensor:
     """What a noisy token adds to its own logit in the posterior: log of q_t(i|i)/q_t(i|k≠i).
 
     Args:
-        times: (...) times in (0, N], whole or not.
+        times: (...) times in 0..N, whole or not.
         n_times: the number of diffusion times, N.
         vocab_size: V.
 
@@ -62,8 +46,7 @@ def token_evidence(times: Tensor, n_times: int, vocab_size: int) -> Tensor:
         (...) float64 nats, exactly 0 at t = N. Below a time of about 1e-8·N, where the clean share
         rounds to 1, the number is that of the largest share below it.
     """
-    share = clean_share(times, n_times).clamp(max=1 - _ROUNDED)
-    return _evidence(share, vocab_size)
+    return _evidence(_below_one(times, n_times), vocab_size)
 
 
 def step_nats(
@@ -85,7 +68,8 @@ def step_nats(
         logits: (..., V) posterior logits.
         noisy: (...) int64 ids of x_t.
         clean: (...) int64 ids of x_0.
-        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
+        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...); with
+            ``before`` any time in 0..N.
         n_times: the number of diffusion times, N.
         before: (...) where the step of each position ends, in 0..t, if not at t-1; where it ends at
             t there is none, and it costs nothing.
@@ -94,7 +78,7 @@ def step_nats(
         (...) float64 nats.
 
     Raises:
-        InputError: a time lies outside 1..N.
+        InputError: a time lies outside these.
     """
     V = logits.shape[-1]
     step = _Step.at(_times_like(noisy, t), n_times=n_times, vocab_size=V, before=before)
@@ -127,7 +111,8 @@ def chunked_step_nats(
         weight: (V, D) the head, real tokens only.
         noisy: (...) int64 ids of x_t.
         clean: (...) int64 ids of x_0.
-        t: the time of each position in 1..N, a number or a tensor that broadcasts to (...).
+        t: the time of each position, as in :func:`step_nats`. Where it is 0 the token is clean:
+            nothing is computed, and both figures are 0.
         n_times: the number of diffusion times, N.
         vocab_chunk: vocabulary entries in one product; changes no value.
         before: (...) where the step of each position ends, as in :func:`step_nats`.
@@ -136,32 +121,29 @@ def chunked_step_nats(
         is_cavity: whether the logits lack that evidence, so that there is none to take out.
 
     Raises:
-        InputError: a time lies outside 1..N, or an id outside 0..V-1.
+        InputError: a time lies outside these, or an id outside 0..V-1.
     """
-    given, V = noisy.reshape(-1), weight.shape[0]
-    times = _times_like(noisy, t).reshape(-1)
-    until = None if before is None else before.reshape(-1)
+    V, times = weight.shape[0], _times_like(noisy, t)
+    is_asked = torch.ones_like(noisy, dtype=torch.bool) if before is None else times > 0
+    times, given = times[is_asked], noisy[is_asked]
+    until = None if before is None else before[is_asked]
     step = _Step.at(times, n_times=n_times, vocab_size=V, before=until)
     own = token_evidence(times, n_times, V)
-    added = step.evidence if evidence is None else evidence.reshape(-1)
+    added = step.evidence if evidence is None else evidence[is_asked]
     if is_cavity:
         added = torch.zeros_like(added)
     head = CavityHead(
-        rows=hidden.reshape(-1, hidden.shape[-1]),
-        weight=weight,
-        noisy=given,
-        evidence=added,
-        vocab_chunk=vocab_chunk,
+        rows=hidden[is_asked], weight=weight, noisy=given, evidence=added, vocab_chunk=vocab_chunk
     )
-    seen = head.read(clean.reshape(-1), step.rho)
+    seen = head.read(clean[is_asked], step.rho)
     log_x_clean, plain = seen.log_x_clean, seen.plain
     if evidence is not None or is_cavity:
         # At t = 1 the posterior is wanted, and it is not the one that was read.
         log_x_clean = torch.where(step.is_first, seen.log_posterior(own), log_x_clean)
     if is_cavity:
-        plain = -seen.log_posterior(own).masked_fill(times == 0, 0.0)
+        plain = -seen.log_posterior(own)
     bound = step.nats(seen.log_x_noisy, log_x_clean, log_mix=seen.log_mix, is_kept=seen.is_kept)
-    return StepNats(bound=bound.reshape(noisy.shape), plain=plain.reshape(noisy.shape))
+    return StepNats(bound=bound, plain=plain).put(is_asked)
 
 
 def expected_step_nats(
@@ -226,8 +208,8 @@ class _Step:
         is_still = s == t
         is_first = (s == 0) & ~is_still
         # Stand-ins keep infinities out of branches whose result is dropped.
-        share_t = clean_share(t, n_times).masked_fill(is_still, 0.25)
-        share_s = clean_share(s, n_times).masked_fill(is_first | is_still, 0.5)
+        share_t = _below_one(t, n_times).masked_fill(is_still, 0.25)
+        share_s = _below_one(s, n_times).masked_fill(is_first | is_still, 0.5)
         return cls(
             vocab_size=vocab_size,
             is_still=is_still,
@@ -265,6 +247,11 @@ class _Step:
         )
         evidence_ratio = torch.log((self.share_t * x_noisy + d) / evidence_clean)
         return evidence_ratio + q_clean * torch.log1p(self.rho) - mixed
+
+
+def _below_one(times: Tensor, n_times: int) -> Tensor:
+    """The clean share, and where it rounds to 1 the largest number below."""
+    return clean_share(times, n_times).clamp(max=1 - _ROUNDED)
 
 
 def _evidence(share: Tensor, vocab_size: int) -> Tensor:

@@ -29,6 +29,14 @@ class StepNats:
     bound: Tensor
     plain: Tensor
 
+    def put(self, where: Tensor) -> "StepNats":
+        """Both where ``where`` (B, T) bool holds, in its order, and 0 at the other places."""
+        zeros = self.bound.new_zeros(where.shape)
+        return StepNats(
+            bound=zeros.masked_scatter(where, self.bound),
+            plain=zeros.masked_scatter(where, self.plain),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CavityReading:

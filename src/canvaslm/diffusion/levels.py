@@ -137,7 +137,10 @@ class GridLevels:
     def shown_times(self, noisy: Noisy) -> Tensor:
         """(B, C) t/N, or the next time of those that the network is told."""
         told = self._other_times
-        return noisy.times / self.n_times if told is None else self._next(noisy, told) / told
+        times, n_times = noisy.times, self.n_times
+        if told is not None:
+            times, n_times = self._next(noisy, told), told
+        return times.double() / n_times
 
     def nats(
         self,
@@ -237,7 +240,7 @@ class ContinuousLevels:
     def shown_times(self, noisy: Noisy) -> Tensor:
         """(B, C) the times themselves, or the next of those that the network is told."""
         told = self.told
-        return noisy.times if told is None else _next_above(noisy.times, told) / told
+        return noisy.times if told is None else _next_above(noisy.times, told).double() / told
 
     def nats(
         self,
@@ -258,22 +261,20 @@ class ContinuousLevels:
             evidence = token_evidence(next_told, n_times=self.told, vocab_size=weight.shape[0])
         time = _of_positions(noisy.times, clean, n_times=1, tilt=self.tilt)
         # A position that stands at an end of its times, and stays there for a while, costs nothing.
-        is_clean, moves = time == 0, (time > 0) & (time < 1)
+        is_noisy = time > 0
         cost = chunked_continuous_nats(
-            hidden,
+            hidden[is_noisy],
             weight,
-            noisy.ids,
-            clean,
-            time=time.masked_fill(is_clean, 0.5),
+            noisy.ids[is_noisy],
+            clean[is_noisy],
+            time=time[is_noisy],
             vocab_chunk=vocab_chunk,
-            evidence=evidence,
+            evidence=None if evidence is None else evidence[is_noisy],
             is_cavity=is_cavity,
         )
         speed = tilt_speed(self.tilt, clean.shape[1] // noisy.times.shape[1])
-        return StepNats(
-            bound=torch.where(moves, cost.bound * (speed / self.n_passes), 0.0),
-            plain=cost.plain.masked_fill(is_clean, 0.0),
-        )
+        bound = (cost.bound * (speed / self.n_passes)).masked_fill(time[is_noisy] == 1, 0.0)
+        return StepNats(bound=bound, plain=cost.plain).put(is_noisy)
 
 
 def _next_above(times: Tensor, told: int) -> Tensor:

@@ -46,8 +46,8 @@ class DiffusionParams(Params):
     )
     next_token_weight: float = Field(
         ge=0,
-        description="weight of the next-token loss on the clean stream beside the denoising loss, "
-        "in nats per token of each; 0: none",
+        description="weight of the summed next-token nats of the clean stream beside the summed "
+        "nats of the denoising loss, both divided by the targets of the latter; 0: none",
     )
     first_phase: _FirstPhase = Field(
         description="what the run begins with: the noisy context, at the price of one stream "

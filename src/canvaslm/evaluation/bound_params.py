@@ -16,7 +16,9 @@ class EvalBoundParams(Params):
         min_length=1, description="numbers of diffusion times (N), a bound for each; N passes each"
     )
     continuous_passes: int = Field(
-        ge=1, description="passes of the bound in continuous time, a random time in each K-th of it"
+        ge=1,
+        description="passes of the bound in continuous time, a random time in each K-th of it; "
+        "under a tilt a token moves in 1/(1 + tilt) of the time, so take twice 1 + tilt or more",
     )
     told_times: Literal["trained", "exact"] = Field(
         description="what the network is told of a time: the next one that it was trained at "

@@ -27,7 +27,7 @@ class BoundCosts:
         conditioning: how self-conditioning was used.
         nats: (W, T) float64, the bound of each token.
         from_noise: (W, T) float64, cross-entropy of each token when its canvas stood at the last
-            level; on a grid that canvas is pure noise.
+            level; on a grid that canvas is pure noise. 0 where a token is clean there by its time.
         by_level: (n, 2) float64, nats of each level and cross-entropy there, per token.
     """
 

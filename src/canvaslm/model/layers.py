@@ -151,7 +151,7 @@ class FeedForward(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoidal features of a canvas' time, then two linear layers."""
+    """Sinusoidal features of the time of a canvas or a token, then two linear layers."""
 
     def __init__(self, params: ModelParams) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class TimeEmbedding(nn.Module):
         self.time_width = params.time_width
 
     def forward(self, times: Tensor) -> Tensor:
-        """Embed times (B, C) in [0, 1] as (B, C, D)."""
+        """Embed times (B, n) in [0, 1] as (B, n, D)."""
         half = self.time_width // 2
         exponents = torch.arange(half, dtype=torch.float64, device=times.device) / half
         frequencies = torch.exp(-math.log(_TIME_BASE) * exponents)

@@ -43,8 +43,10 @@ class ModelParams(Params):
     )
     tilt: float = Field(
         ge=0,
-        description="how much earlier the left of a canvas is cleared than its right: a token is "
-        "noisy for 1/(1 + tilt) of the canvas's time, the last one first; 0: all of them at once",
+        le=1000,
+        description="how much earlier the left of a canvas is cleared than its right: a token "
+        "passes from clean to noise in 1/(1 + tilt) of the canvas's time, the last one first; "
+        "0: all of them at once",
     )
     tied: Switch = Field(description="whether the head is the token table")
     clean_mask: Literal["causal", "block"] = Field(
@@ -68,8 +70,8 @@ class ModelParams(Params):
             return self
         if not self.likelihood_bias:
             raise ValueError(
-                "likelihood_bias true where noisy_input is previous: a network that does not read "
-                "the noisy token itself has no other way to hear of it"
+                "likelihood_bias true where noisy_input is previous: a position does not read its "
+                "own noisy token, so what that token says has to be added"
             )
         if self.clean_mask == "block":
             raise ValueError(

@@ -220,11 +220,12 @@ class Denoising:
     def _flops(self, params: ModelParams, context: ContextKind) -> float:
         """Operations for one window in one context."""
         tokens, vocab_size = self.layout.window_tokens, self.layout.vocab_size
+        scored_tokens = tokens * noisy_share(params.tilt, self.layout.canvas_tokens)
         noisy = stream_flops(
             params,
             tokens=tokens,
             mean_keys=self._block_keys,
-            scored_tokens=tokens * noisy_share(params.tilt, self.layout.canvas_tokens),
+            scored_tokens=scored_tokens,
             vocab_size=vocab_size,
         )
         clean = 0.0
@@ -232,7 +233,8 @@ class Denoising:
             scored = tokens if self.diffusion.learns_next_token else 0
             clean = self._clean_flops(params, scored_tokens=scored)
         share = 0.0 if params.self_conditioning == "off" else self.diffusion.self_conditioning_share
-        guess = share * (noisy + 2.0 * params.width * vocab_size * tokens)
+        # A guess is made at every token: its logits, and the mean row under their softmax.
+        guess = share * (noisy + 2.0 * params.width * vocab_size * (2 * tokens - scored_tokens))
         return 3 * (noisy + clean) + guess
 
     def _clean_flops(self, params: ModelParams, *, scored_tokens: int) -> float:
@@ -279,7 +281,7 @@ class Denoising:
         has_guess: Tensor | None,
     ) -> Tensor:
         """One forward of the noisy stream, against the clean stream where there is one."""
-        times = noisy.times / self.diffusion.n_times
+        times = noisy.times.double() / self.diffusion.n_times
         if clean is None:
             return model.denoise_one_stream(noisy.ids, times, guess=guess, has_guess=has_guess)
         return model.denoise(noisy.ids, times, context=clean, guess=guess, has_guess=has_guess)

@@ -157,7 +157,7 @@ def _read_noisy(
         tilt=model.params.tilt,
         seed=subject.recipe.pretrain.seed,
     )
-    shares = noisy.times / diffusion.n_times
+    shares = noisy.times.double() / diffusion.n_times
     clean = model.encode(window) if context == "clean" else None
     hidden = _pass(model, noisy.ids, shares, clean, None)
     if has_guess(subject, number):

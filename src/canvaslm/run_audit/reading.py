@@ -83,7 +83,7 @@ def read_window(subject: Subject) -> Reading:
         tilt=recipe.model.tilt,
         seed=recipe.pretrain.seed,
     )
-    times = noisy.times / recipe.diffusion.n_times
+    times = noisy.times.double() / recipe.diffusion.n_times
     return Reading(clean=windows, noisy=noisy.ids, times=times, vocab_size=recipe.layout.vocab_size)
 
 

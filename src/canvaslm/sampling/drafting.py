@@ -19,13 +19,12 @@ from canvaslm.sampling.acceptance import Acceptance
 from canvaslm.sampling.evidence import Evidence, excess
 from canvaslm.sampling.one_pass import Asked, answer
 from canvaslm.sampling.prediction import (
-    Prediction,
     invert,
     law_of,
     uniform_ids,
     uniform_numbers,
 )
-from canvaslm.sampling.tilted import accept
+from canvaslm.sampling.tilted import accept, keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,8 @@ class Drafter:
             asked = self._asked(hidden, noisy, accepted, cache, step, draws)
             now, guess = answer(asked, step=step, n_steps=self.steps)
             chosen = accept(self.acceptance, now, before, accepted, model=self.model)
-            tokens, accepted, before = self._taken(tokens, accepted, chosen, now), chosen, now
+            stays = keep(self.acceptance, now, accepted, chosen, model=self.model)
+            tokens, accepted, before = torch.where(stays, tokens, now.candidates), chosen, now
             noisy = torch.where(accepted, tokens, self._noise(draws, last.device))
             hidden = self.model.denoise(
                 noisy,
@@ -148,12 +148,6 @@ class Drafter:
             vocab_chunk=self.vocab_chunk,
             table=cache.table(self.model) if shows_guess else None,
         )
-
-    def _taken(self, tokens: Tensor, accepted: Tensor, chosen: Tensor, now: Prediction) -> Tensor:
-        """This step's candidates, but where a rule that takes nothing back accepted earlier."""
-        if not self.acceptance.is_monotone:
-            return now.candidates
-        return torch.where(accepted & chosen, tokens, now.candidates)
 
     def _last_logits(
         self, hidden: Tensor, noisy: Tensor, accepted: Tensor, cache: KVCache

@@ -40,7 +40,7 @@ from canvaslm.sampling.request import (
     keep_live,
 )
 from canvaslm.sampling.stopping import Stopping
-from canvaslm.sampling.tilted import accept
+from canvaslm.sampling.tilted import accept, keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,8 +324,8 @@ class _Canvas:
     def take(self, now: Prediction, acceptance: Acceptance, model: Backbone) -> None:
         """Let the rule choose positions and write this step's candidates there."""
         accepted = accept(acceptance, now, self.before, self.accepted, model=model)
-        settled = self.accepted & accepted if acceptance.is_monotone else self.accepted & False
-        self.tokens = torch.where(settled, self.tokens, now.candidates)
+        stays = keep(acceptance, now, self.accepted, accepted, model=model)
+        self.tokens = torch.where(stays, self.tokens, now.candidates)
         self.accepted = accepted
         self.emitted = torch.where(accepted, self.tokens, now.argmax)
 
