@@ -166,7 +166,7 @@ def test_bound_equals_a_loop_over_passes_with_dense_logits(tiny_layout: Layout) 
                 windows, numbers, pass_number=m, layout=tiny_layout, n_times=5, seed=5, tilt=0.0
             )
             hidden = model.denoise(
-                noisy.ids, noisy.times / 5, context=clean, guess=None, has_guess=None
+                noisy.ids, noisy.times.double() / 5, context=clean, guess=None, has_guess=None
             )
             t = noisy.times.repeat_interleave(tiny_layout.canvas_tokens, dim=1)
             expected += step_nats(model.logits(hidden), noisy.ids, windows, t=t, n_times=5)
@@ -228,7 +228,7 @@ def test_guess_is_the_embedded_posterior_of_the_same_noisy_tokens(
         seed=5,
         tilt=0.0,
     )
-    arguments = (noisy.ids, noisy.times / 4)
+    arguments = (noisy.ids, noisy.times.double() / 4)
     with torch.no_grad():
         if context == "clean":
             clean = model.encode(windows)

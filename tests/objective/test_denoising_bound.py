@@ -76,7 +76,7 @@ def test_both_bounds_equal_a_loop_with_dense_logits_and_a_guess_of_the_same_nois
         for m in range(levels.n_passes):
             noisy = levels.draw(windows, numbers, pass_number=m, layout=tiny_layout, seed=5)
             on_grid = isinstance(levels, GridLevels)
-            shown = noisy.times / levels.n_passes if on_grid else noisy.times
+            shown = noisy.times.double() / levels.n_passes if on_grid else noisy.times
             first = model.logits(
                 model.denoise(noisy.ids, shown, context=clean, guess=None, has_guess=None)
             )
