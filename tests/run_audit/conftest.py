@@ -47,6 +47,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "previous": {"model": {"likelihood_bias": True, "noisy_input": "previous", "token_shift": True,
                            "tilt": 2.0},
                  "diffusion": {"next_token_weight": 1.0}},
+    "single": {"layout": Layout(canvas_tokens=1, canvases_per_window=LAYOUT.window_tokens,
+                                vocab_size=LAYOUT.vocab_size),
+               "model": {"likelihood_bias": True, "noisy_input": "previous", "tilt": 2.0}},
     "bound": {"model": {"tilt": 1.0}, "diffusion": {"loss": "bound", "time_draw": "middle"}},
     "muon": {"pretrain": {"optimizer": "muon", "muon_learning_rate": 0.02, "ema_decay": 0.6}},
 }  # fmt: skip
@@ -59,7 +62,7 @@ def make_recipe(kind: str) -> Recipe:
     changes = KINDS[kind]
     return recipe(
         "autoregressive" if kind == "autoregressive" else "diffusion",
-        layout=LAYOUT,
+        layout=changes.get("layout", LAYOUT),
         model=tiny_shape(**changes.get("model", {})),
         diffusion=tiny_diffusion(**changes.get("diffusion", {})),
         pretrain=PretrainParams(**(BASE["pretrain"] | KNOBS | changes.get("pretrain", {}))),

@@ -22,7 +22,8 @@ DENOISERS = ("diffusion", "prefix")
 
 
 @pytest.mark.parametrize(
-    "kind", ["diffusion", "prefix", "autoregressive", "default", "phased", "biased", "previous"]
+    "kind",
+    ["diffusion", "prefix", "autoregressive", "default", "phased", "biased", "previous", "single"],
 )
 def test_a_clean_run_passes_and_is_left_as_it_was(open_run, failures, kind):
     subject = open_run(kind)
