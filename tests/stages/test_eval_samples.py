@@ -80,7 +80,7 @@ def test_each_sampler_has_what_it_took_what_it_is_worth_and_how_it_stands(
             assert row["share_equal_to_reference"] == 1
     fixed = rows["quota/never/4"]
     assert fixed["forwards"] <= 2 * (1 + 2 * (4 + 1))
-    assert (fixed["start_temperature"], fixed["end_temperature"]) == (0.8, 0.4)
+    assert (fixed["start_temperature"], fixed["end_temperature"]) == (0.8, 0.8)
     assert any(row["standing"] == "frontier" for row in rows.values())
 
 

@@ -149,13 +149,15 @@ def test_samples_are_text_behind_their_prompts(decodable: dict[str, Path], repor
 
 
 @pytest.mark.parametrize(
-    ("with_shards", "changes"), [(True, {}), (False, {}), (False, PLAIN["model"])]
+    ("with_shards", "changes"),
+    [(True, {}), (False, {}), (False, {"tilt": 0.0}), (False, PLAIN["model"])],
 )
 def test_counts_need_no_checkpoint_and_are_the_same_bytes_again(
     decodable: dict[str, Path], tmp_path: Path, with_shards: bool, changes: dict[str, Any]
 ) -> None:
     shards = decodable["shards"] if with_shards else tmp_path / "nowhere"
-    places = {"params": _with_model(decodable, tmp_path, changes), "shards": shards}
+    params = _with_model(decodable, tmp_path, changes, end_temperature=0.4)
+    places = {"params": params, "shards": shards}
     names = ["metrics.json", "samples.json"]
     written = []
     for run in ("first", "second") if with_shards else ("first",):
@@ -169,8 +171,9 @@ def test_counts_need_no_checkpoint_and_are_the_same_bytes_again(
     assert metrics["held_out"]["distinct_1"] == "not_measured"
     for name, steps in (("fixed_16", 16), ("fixed_32", 32), ("adaptive_32", 32)):
         row, most = metrics["rows"][name], 2 * (1 + 2 * (steps + 1))
-        if name == "adaptive_32" and not changes:
-            # What knows nothing is never sure, but where the known evidence of its token makes it.
+        if name == "adaptive_32" and changes == {"tilt": 0.0}:
+            # What knows nothing is never sure, but where the known evidence of its token makes it;
+            # under a large tilt the last position has its time too late for that.
             assert row["forwards"] < most
             assert row["tokens_per_forward_after_prompt"] > 4 / (steps + 1)
         else:
