@@ -94,11 +94,12 @@ def _parts(decoder: CanvasSampler, sizes: Sizes) -> dict[str, Callable[[], objec
         uniforms=torch.from_numpy(draws.random((1, L))),
         vocab_chunk=decoder.vocab_chunk,
     )
-    logits = torch.mm(hidden[0], asked.head)
+    factor = hidden[0].to(asked.head.dtype)  # the pass makes its product in the head's type too
+    logits = torch.mm(factor, asked.head)
     return {
         "products": _products(model, hidden.dtype, L, n_clean + L),
         "blocks": blocks,
-        "head": lambda: torch.mm(hidden[0], asked.head, out=logits),
+        "head": lambda: torch.mm(factor, asked.head, out=logits),
         "pass": lambda: answer(asked, step=0, n_steps=8),
         "entropy": lambda: torch.mul(logits, logits, out=logits).sum(-1),
     }

@@ -79,7 +79,8 @@ Opened = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("checkout").resolve()
-    for name in ("src", "stages", "tests", "configs", "docs", "bench", "requirements"):
+    folders = ("src", "stages", "tests", "configs", "docs", "bench", "requirements")
+    for name in (*folders, "reports/ablations"):
         skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, place / name, ignore=skip)
     for name in COPIED:
