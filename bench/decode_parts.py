@@ -97,7 +97,7 @@ def _parts(decoder: CanvasSampler, sizes: Sizes) -> dict[str, Callable[[], objec
     factor = hidden[0].to(asked.head.dtype)  # the pass makes its product in the head's type too
     logits = torch.mm(factor, asked.head)
     return {
-        "products": _products(model, hidden.dtype, L, n_clean + L),
+        "products": _products(model, asked.head.dtype, L, n_clean + L),
         "blocks": blocks,
         "head": lambda: torch.mm(factor, asked.head, out=logits),
         "pass": lambda: answer(asked, step=0, n_steps=8),

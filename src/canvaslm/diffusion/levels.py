@@ -260,7 +260,8 @@ class ContinuousLevels:
             )
             evidence = token_evidence(next_told, n_times=self.told, vocab_size=weight.shape[0])
         time = _of_positions(noisy.times, clean, n_times=1, tilt=self.tilt)
-        # A position that stands at an end of its times, and stays there for a while, costs nothing.
+        # A position that stands at an end of its times, and stays there for a while, costs nothing:
+        # at time 1 by the integrand itself, and at 0 nothing is asked of it.
         is_noisy = time > 0
         cost = chunked_continuous_nats(
             hidden[is_noisy],
@@ -273,8 +274,7 @@ class ContinuousLevels:
             is_cavity=is_cavity,
         )
         speed = tilt_speed(self.tilt, clean.shape[1] // noisy.times.shape[1])
-        bound = (cost.bound * (speed / self.n_passes)).masked_fill(time[is_noisy] == 1, 0.0)
-        return StepNats(bound=bound, plain=cost.plain).put(is_noisy)
+        return StepNats(bound=cost.bound * (speed / self.n_passes), plain=cost.plain).put(is_noisy)
 
 
 def _next_above(times: Tensor, told: int) -> Tensor:
