@@ -386,7 +386,7 @@ def test_the_curves_are_those_of_continuous_time_without_self_conditioning(repor
     ("gap", "begins"),
     [
         (45.1, "No, not as trained here: the bound lies 45.1 % above"),
-        (-2.0, "Yes: the bound lies 2.0 % below"),
+        (-2.0, "In likelihood yes: the bound lies 2.0 % below"),
     ],
 )
 def test_the_page_answers_the_question_in_a_sentence(

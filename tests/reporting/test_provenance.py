@@ -134,6 +134,8 @@ def stale_by(record: Record) -> dict[str, str]:
 
 def test_a_record_of_this_very_run_finds_nothing_stale(record: Record) -> None:
     assert record.knows("eval_loss_parity")
+    assert record.knows("eval_loss_parity.part.of_it")
+    assert not record.knows("eval_bound.proof")
     assert stale_by(record) == {}
 
 

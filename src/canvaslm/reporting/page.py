@@ -256,7 +256,7 @@ def _answer(metrics: Mapping[str, Any]) -> str:
     )
     if not isinstance(gap, float) or not isinstance(limit, float):
         return "Not answered: no comparison of these two models lies here."
-    word = "Yes" if gap <= limit else "No, not as trained here"
+    word = "In likelihood yes" if gap <= limit else "No, not as trained here"
     side = "above" if gap >= 0 else "below"
     sentence = f"{word}: the bound lies {abs(gap):.1f} % {side} the twin; {limit:g} % is allowed"
     fastest = _fastest(metrics)

@@ -74,11 +74,17 @@ class Record:
         return cls(root=root, lock=content, params=read_yaml(params))
 
     def knows(self, place: str) -> bool:
-        """Whether a report is the one that its stage wrote when DVC last ran it to its end."""
+        """Whether a report is the one that its stage wrote when DVC last ran it to its end.
+
+        A place within a report, such as ``eval_bound.proof``, is known as its report is.
+        """
         path = f"reports/{place.replace('.', '/')}/metrics.json"
         outs = self._stage(place.replace(".", "@")).get("outs", [])
         recorded = next((out.get("md5") for out in outs if out.get("path") == path), None)
-        return recorded is not None and recorded == _md5(self.root / path)
+        if recorded is not None:
+            return recorded == _md5(self.root / path)
+        around = place.rpartition(".")[0]
+        return bool(around) and self.knows(around)
 
     def change_since(self, stage: str) -> str | None:
         """What a stage, or one before it, would find otherwise than when it last ran."""
