@@ -61,7 +61,7 @@ def _show(judged: list[Judged]) -> None:
         table.add_row(
             escape(bound.id),
             f"{bound.aim} ± {bound.slack:.0%}",
-            "" if bound.held is None else f"{bound.held:g}",
+            "" if item.held is None else f"{item.held:g}",
             "" if item.ratio is None else f"{item.ratio:.4g}",
             f"[{colour}]{item.judgement}[/]",
             escape(item.reason or (bound.why or "" if item.judgement == "explained" else "")),

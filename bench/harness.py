@@ -235,7 +235,7 @@ def finish(
     """
     result = BenchResult(
         bench=options.bench,
-        machine=describe_machine(device),
+        machine=_describe(device),
         versions=dict(_versions),
         threads=options.threads,
         tiny=options.tiny,
@@ -248,6 +248,14 @@ def finish(
     _show(result)
     write_json(options.out, result.model_dump())
     print(f"written to {options.out}")
+
+
+def _describe(device: torch.device) -> dict[str, str | int]:
+    """The machine, and on a CPU whether it multiplies bfloat16 in tiles (AMX)."""
+    found = describe_machine(device)
+    if device.type != "cpu":
+        return found
+    return {**found, "bfloat16_tiles": int(torch.cpu._is_amx_tile_supported())}
 
 
 def _show(result: BenchResult) -> None:

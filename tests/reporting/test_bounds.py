@@ -16,10 +16,16 @@ NONE = Bound(id="a/ours", at_most=0.0, slack=0.1)
 BOTH = Bound(id="a/ours", at_least=0.9, at_most=1.1, slack=0.0)
 
 
-def found(ratios: dict[str, float | None], *, tiny: bool = False, **reasons: str) -> BenchResult:
+TILED = Bound(id="a/ours", at_least=2.0, slack=0.1, held_with_tiles=0.5, why="loss")
+TILED_HELD = Bound(id="a/ours", at_most=1.0, slack=0.0, held=2.0, held_with_tiles=4.0, why="loss")
+
+
+def found(
+    ratios: dict[str, float | None], *, tiny: bool = False, tiles: int | None = None, **reasons: str
+) -> BenchResult:
     return BenchResult(
         bench="a",
-        machine={"processor": "one"},
+        machine={"processor": "one"} | ({} if tiles is None else {"bfloat16_tiles": tiles}),
         versions={},
         threads=1,
         tiny=tiny,
@@ -57,6 +63,26 @@ def found(ratios: dict[str, float | None], *, tiny: bool = False, **reasons: str
 def test_a_ratio_passes_is_explained_or_fails(bound: Bound, ratio: float, judgement: str) -> None:
     (judged,) = judge_bounds([bound], {"a": found({"a/ours": ratio})})
     assert judged.judgement == judgement
+
+
+@pytest.mark.parametrize(
+    ("bound", "tiles", "ratio", "held", "judgement"),
+    [
+        (TILED, 1, 1.81, 0.5, "pass"),
+        (TILED, 1, 0.46, 0.5, "explained"),
+        (TILED, 1, 0.44, 0.5, "fail"),
+        (TILED, 0, 1.79, None, "fail"),
+        (TILED, None, 1.79, None, "fail"),
+        (TILED_HELD, 1, 3.9, 4.0, "explained"),
+        (TILED_HELD, 0, 3.9, 2.0, "fail"),
+        (HELD, 1, 1.5, 2.0, "explained"),
+    ],
+)
+def test_where_a_cpu_has_tiles_another_figure_may_be_held(
+    bound: Bound, tiles: int | None, ratio: float, held: float | None, judgement: str
+) -> None:
+    (judged,) = judge_bounds([bound], {"a": found({"a/ours": ratio}, tiles=tiles)})
+    assert (judged.held, judged.judgement) == (held, judgement)
 
 
 def test_a_ratio_that_no_bench_gave_fails() -> None:
@@ -99,6 +125,8 @@ def test_two_files_with_one_ratio_are_refused() -> None:
         ("{id: a, at_most: 1, slack: 0.1, why: loss}", "held and why together"),
         ("{id: a, at_most: 1, slack: 0.1, held: 0.5, why: loss}", "far side"),
         ("{id: a, at_least: 1, slack: 0.1, held: 1.5, why: loss}", "far side"),
+        ("{id: a, at_most: 1, slack: 0.1, held_with_tiles: 2}", "held and why together"),
+        ("{id: a, at_least: 1, slack: 0.1, held_with_tiles: 1.5, why: loss}", "far side"),
         ("{id: a, at_least: 1, at_most: 2, slack: 0.1, held: 3, why: loss}", "far side"),
         ("{id: a, at_most: 1, slack: 0.1, held: 2, why: nowhere}", "a.why: .* 'nowhere'"),
         ("{id: a, at_mots: 1, slack: 0.1}", "did you mean 'at_most'"),

@@ -16,7 +16,7 @@ def bench_snapshot(results: Mapping[str, BenchResult], judged: Sequence[Judged])
                 "id": item.bound.id,
                 "aim": item.bound.aim,
                 "slack": item.bound.slack,
-                "held": item.bound.held,
+                "held": item.held,
                 "why": item.bound.why,
                 "ratio": item.ratio,
                 "reached": _reached(item),
