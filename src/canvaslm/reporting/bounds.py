@@ -29,7 +29,7 @@ class Bound(Params):
     held_with_tiles: float | None = Field(
         default=None,
         gt=0,
-        description="held instead where a CPU multiplies bfloat16 in tiles, and so has another peak",
+        description="held instead where a CPU has tiles for bfloat16, and so another peak",
     )
     why: str | None = Field(
         default=None, min_length=1, description="anchor of the docs with the reason"
