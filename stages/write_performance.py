@@ -12,6 +12,7 @@ def write_performance(
     bounds: Annotated[Path, typer.Option(help="what must hold")] = Path("bench/bounds.yaml"),
     root: Annotated[Path, typer.Option(help="the repository whose docs are written")] = Path(),
     partial: Annotated[bool, typer.Option("--partial", help="take what is there for all")] = False,
+    only_snapshot: Annotated[Path | None, typer.Option(help="write this file and no page")] = None,
 ) -> None:
     """Copy what the benches found to docs/measured/, and write the tables and pictures from it."""
     from canvaslm.docs_gate.figures import SNAPSHOT, fill_figures
@@ -21,7 +22,7 @@ def write_performance(
     from canvaslm.reporting.bench_snapshot import bench_snapshot
     from canvaslm.reporting.benches import read_benches
     from canvaslm.reporting.bounds import judge_bounds, read_bounds
-    from canvaslm.reporting.files import to_json, write_files
+    from canvaslm.reporting.files import to_json, write_files, write_json
 
     found = read_benches(results)
     if not found:
@@ -39,6 +40,12 @@ def write_performance(
             fix="run `make bench`, or say --partial to write what is there",
         )
     snapshot = bench_snapshot(found, judged)
+    counts = Counter(item.judgement for item in judged)
+    said = ", ".join(f"{n} {judgement}" for judgement, n in counts.items())
+    if only_snapshot is not None:
+        write_json(only_snapshot, snapshot)
+        typer.echo(f"{only_snapshot}: {said}")
+        return
     text = fill_figures(page.read_text(encoding="utf-8"), snapshot, where=str(page))
     pictures = {f"docs/pictures/{name}.svg": svg for name, svg in draw_benches(snapshot).items()}
     files = {SNAPSHOT: to_json(snapshot), "docs/performance.md": text, **pictures}
@@ -46,8 +53,6 @@ def write_performance(
     for picture in (root / "docs/pictures").glob("*.svg"):
         if f"docs/pictures/{picture.name}" not in pictures:
             picture.unlink()  # of a bench that has no figures any more
-    counts = Counter(item.judgement for item in judged)
-    said = ", ".join(f"{n} {judgement}" for judgement, n in counts.items())
     typer.echo(f"docs/performance.md, {SNAPSHOT} and {len(pictures)} pictures: {said}")
 
 

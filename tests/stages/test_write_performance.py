@@ -87,6 +87,22 @@ def test_results_that_lack_a_bound_are_taken_only_when_told_so(place: Path) -> N
     assert "loss/ours" in (place / "docs/performance.md").read_text()
 
 
+def test_a_snapshot_alone_is_written_where_it_is_asked_for_and_leaves_the_docs(place: Path) -> None:
+    written(place)
+    before = {file: file.read_bytes() for file in (place / "docs").rglob("*") if file.is_file()}
+    write_result(place, ours=1.5)
+    write_performance(
+        results=place / "results", bounds=place / "bounds.yaml", root=place,
+        only_snapshot=place / "mine.json",
+    )  # fmt: skip
+    (bound,) = [x for x in json.loads((place / "mine.json").read_text())["bounds"]
+                if x["id"] == "loss/ours"]  # fmt: skip
+    assert bound["ratio"] == 1.5
+    assert {
+        file: file.read_bytes() for file in (place / "docs").rglob("*") if file.is_file()
+    } == before
+
+
 def test_a_result_without_rows_and_a_reason_of_two_lines_break_no_table(place: Path) -> None:
     file = place / "results/loss.json"
     found = json.loads(file.read_text()) | {
