@@ -24,28 +24,27 @@ def write_performance(
     from canvaslm.reporting.bounds import judge_bounds, read_bounds
     from canvaslm.reporting.files import to_json, write_files, write_json
 
-    found = read_benches(results)
-    if not found:
+    if not (found := read_benches(results)):
         raise InputError(results, expected="results", got="none", fix="run `make bench`")
-    page = root / "docs/performance.md"
     known = read_bounds(bounds, anchors=read_page(root, "docs/performance.md").anchors)
     judged = judge_bounds(known, found)
     given = {ratio for result in found.values() for ratio in result.ratios}
-    absent = [bound for bound in known if bound.id not in given and not bound.apart]
+    absent = [bound.id for bound in known if bound.id not in given and not bound.apart]
     if absent and not partial:
         raise InputError(
             results,
             expected=f"a ratio for each of {len(known)} bounds but those that run apart",
-            got=f"none for {len(absent)}, among them {absent[0].id}",
+            got=f"none for {len(absent)}, among them {absent[0]}",
             fix="run `make bench`, or say --partial to write what is there",
         )
     snapshot = bench_snapshot(found, judged)
-    counts = Counter(item.judgement for item in judged)
-    said = ", ".join(f"{n} {judgement}" for judgement, n in counts.items())
+    counts = Counter(item.judgement for item in judged).items()
+    said = ", ".join(f"{n} {judgement}" for judgement, n in counts)
     if only_snapshot is not None:
         write_json(only_snapshot, snapshot)
         typer.echo(f"{only_snapshot}: {said}")
         return
+    page = root / "docs/performance.md"
     text = fill_figures(page.read_text(encoding="utf-8"), snapshot, where=str(page))
     pictures = {f"docs/pictures/{name}.svg": svg for name, svg in draw_benches(snapshot).items()}
     files = {SNAPSHOT: to_json(snapshot), "docs/performance.md": text, **pictures}
