@@ -66,6 +66,22 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert [file.name for file in target.parent.iterdir()] == ["metrics.json"]
 
 
+@pytest.mark.parametrize("is_behind_a_link", [False, True])
+def test_what_is_no_file_is_refused_and_stays(tmp_path: Path, is_behind_a_link: bool) -> None:
+    """A rename over /dev/null would take it from the whole machine; a pipe stands for it here."""
+    target = pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if is_behind_a_link:
+        target = tmp_path / "link"
+        target.symlink_to(pipe)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match="a device, a pipe or a socket"):
+        write_files({tmp_path / "new.json": b"{}", target: b"{}"})
+    assert pipe.is_fifo()
+    assert target.is_symlink() == is_behind_a_link
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_csv_has_a_header_and_unix_line_ends(tmp_path: Path) -> None:
     write_csv(tmp_path / "loss.csv", ("step", "loss"), [(1, 0.5), (2, "")])
     assert (tmp_path / "loss.csv").read_bytes() == b"step,loss\n1,0.5\n2,\n"

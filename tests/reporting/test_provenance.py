@@ -177,6 +177,23 @@ def test_an_empty_record_tells_nothing(record: Record, lock: dict[str, Any]) -> 
     assert stale_by(Record(root=record.root, lock=lock, params={})) == {}
 
 
+def test_a_lock_that_was_cut_anywhere_is_no_record_or_one_that_can_be_asked(tmp_path: Path) -> None:
+    """A cut at the end of a line leaves YAML, with nothing where a list or a mapping should be."""
+    whole = (ROOT / "dvc.lock").read_text()
+    cuts = [whole[: at + 1] for at, letter in enumerate(whole) if letter in "\n:"]
+    file = tmp_path / "dvc.lock"
+    n_records = 0
+    for text in [*cuts[:60], *cuts[60::97], whole, "stages: 3\n"]:
+        file.write_text(text)
+        record = Record.read(file, ROOT / "params.yaml", root=tmp_path)
+        if record is not None:
+            n_records += 1
+            find_stale(one_run(), record)
+            record.knows("eval_bound.proof")
+            record.change_since("eval_bound")
+    assert n_records > 1
+
+
 def test_only_the_reports_of_the_pipeline_are_read(tmp_path: Path) -> None:
     """A run that a user sent to a folder of its own under reports/ is no verdict."""
     for place in ("docs_gate", "div", "pretrain/mine", "ablations/mine"):

@@ -89,7 +89,11 @@ def test_results_that_lack_a_bound_are_taken_only_when_told_so(place: Path) -> N
 
 def test_a_snapshot_alone_is_written_where_it_is_asked_for_and_leaves_the_docs(place: Path) -> None:
     written(place)
-    before = {file: file.read_bytes() for file in (place / "docs").rglob("*") if file.is_file()}
+
+    def docs() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in (place / "docs").rglob("*") if file.is_file()}
+
+    before = docs()
     write_result(place, ours=1.5)
     write_performance(
         results=place / "results", bounds=place / "bounds.yaml", root=place,
@@ -98,9 +102,7 @@ def test_a_snapshot_alone_is_written_where_it_is_asked_for_and_leaves_the_docs(p
     (bound,) = [x for x in json.loads((place / "mine.json").read_text())["bounds"]
                 if x["id"] == "loss/ours"]  # fmt: skip
     assert bound["ratio"] == 1.5
-    assert {
-        file: file.read_bytes() for file in (place / "docs").rglob("*") if file.is_file()
-    } == before
+    assert docs() == before
 
 
 def test_a_result_without_rows_and_a_reason_of_two_lines_break_no_table(place: Path) -> None:

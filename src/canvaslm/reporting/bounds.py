@@ -65,7 +65,7 @@ class Bound(Params):
 
     def held_on(self, machine: Mapping[str, str | int]) -> float | None:
         """What is held where the aim is missed, on a machine as a bench describes it."""
-        if self.held_with_tiles is not None and machine.get("bfloat16_tiles"):
+        if self.held_with_tiles is not None and machine.get("bfloat16_tiles") == 1:
             return self.held_with_tiles
         return self.held
 

@@ -33,13 +33,21 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_files(contents: Mapping[Path, bytes]) -> None:
     """Write files that belong together: none takes its name before all are on the disk.
 
-    On failure the old files stay as they were.
+    On failure the old files stay as they were. A link is replaced and what it leads to is not.
+
+    Raises:
+        InputError: a path is a device, a pipe or a socket, which a rename would destroy.
     """
     asides: dict[Path, Path] = {}
     try:
         for path, content in contents.items():
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if path.exists() and not path.is_file():
+                raise InputError(
+                    path, expected="a file, or none yet", got="a device, a pipe or a socket",
+                    fix="name a file; to see a result, write it to one and print that",
+                )  # fmt: skip
             path.parent.mkdir(parents=True, exist_ok=True)
             asides[path] = path.with_name(f".{path.name}.{os.getpid()}.partial")
             asides[path].write_bytes(content)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import BaseModel, ValidationError
+
 from canvaslm.errors import InputError
 from canvaslm.params import read_yaml
 
@@ -50,6 +52,27 @@ _ABOUT: Mapping[str, Mapping[str, str]] = {
 _REPRO = "run `make repro`"
 
 
+class _File(BaseModel):
+    """A dependency or an output as DVC writes it."""
+
+    path: str
+    md5: str | None = None
+
+
+class _Stage(BaseModel):
+    """What DVC notes of the last run of a stage."""
+
+    deps: list[_File] = []
+    outs: list[_File] = []
+    params: dict[str, dict[str, Any]] = {}
+
+
+class _Lock(BaseModel):
+    """The parts of ``dvc.lock`` that are read here; one that was cut often is YAML still."""
+
+    stages: dict[str, _Stage]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What DVC wrote down of its last run, beside what lies here now.
@@ -69,7 +92,8 @@ class Record:
         """Read a record; None where DVC left none, or one that was cut in writing."""
         try:
             content = read_yaml(lock)
-        except InputError:
+            _Lock.model_validate(content)
+        except (InputError, ValidationError):
             return None
         return cls(root=root, lock=content, params=read_yaml(params))
 
