@@ -1,11 +1,11 @@
 """Where do the seconds of a training step, and those of the loss, go?
 
-Steps of the profile `laptop`, and the loss of a large vocabulary forward and backward, under
-torch's own profiler, each operation counted with the time that it spends itself. Shares are of the
-seconds of the watched work; what is in no operation of torch's is Python's, autograd's, and the
-profiler's own, which costs a little for each operation. `products_share_of_peak` is the rate of the
-products over that of a large product in the same process: nothing can be faster than its
-products at that rate.
+Steps of several shapes, and the loss of a large vocabulary forward and backward, under torch's own
+profiler, each operation counted with the time that it spends itself. Shares are of the seconds of
+the watched work; what is in no operation of torch's is Python's, autograd's, and the profiler's
+own, which costs a little for each operation. `products_share_of_peak` is the rate of the products
+over that of a large product of the same type in the same process: nothing can be faster than its
+products at that rate. bfloat16 is watched where the processor has tiles for it.
 """
 
 import time
@@ -17,13 +17,25 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness import CPU, begin, finish, parser, product_run, track
 
+from canvaslm.device import Precision, multiplies_in_tiles
 from canvaslm.measure import interleaved_seconds
 from canvaslm.reporting.benches import Scalar
 from loss_forms import draw_inputs, ours
 from step_work import Kind, build_step, plan_of
 
-_KINDS: tuple[Kind, ...] = ("autoregressive", "two_streams")
-_WATCHED = 3
+_STEPS: tuple[tuple[str, Kind], ...] = (
+    ("laptop", "autoregressive"),
+    ("laptop", "two_streams"),
+    ("cpu_small", "autoregressive"),
+    ("w256", "autoregressive"),
+    ("w256", "one_stream"),
+    ("w512", "autoregressive"),
+    ("w512", "one_stream"),
+)
+_LOSSES = ((256, 1024), (256, 4096), (1024, 1024))
+_IN_TILES = ({("w256", "autoregressive"), ("w512", "autoregressive")}, {(256, 4096), (1024, 1024)})
+_VOCAB = 50_257
+_TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PRODUCTS = "products"
 _CALLS, _OTHER = "calls and Python", "other operations"
 _GROUPS = {
@@ -50,17 +62,18 @@ class _Work:
     name: str
     run: Callable[[], object]
     flops: float
+    precision: Precision
 
 
 def main() -> None:
     """Time and watch each piece of work, print and write."""
-    chosen = parser(__doc__, "breakdown", rounds=9, threads=2).parse_args()
+    chosen = parser(__doc__, "breakdown", rounds=3).parse_args()
     begin(chosen)
     rows: list[dict[str, Scalar]] = []
     ratios: dict[str, float | None] = {}
-    works = _works(is_tiny=chosen.tiny)
-    for work in track(works, total=len(_KINDS) + 1, label="work that is watched"):
-        product, product_flops = product_run(torch.float32)
+    works = _tiny_works() if chosen.tiny else _works()
+    for work in track(works, total=_count(is_tiny=chosen.tiny), label="work that is watched"):
+        product, product_flops = product_run(_TYPES[work.precision])
         timings = interleaved_seconds(
             {"work": work.run, "product": product},
             device=CPU,
@@ -69,7 +82,7 @@ def main() -> None:
         )
         work_s = timings["work"].median_s
         peak = product_flops / timings["product"].median_s
-        found, watched_s = _seconds_by_group(work.run)
+        found, watched_s = _seconds_by_group(work.run, times=1 if work_s > 1 else chosen.rounds)
         for group, group_s in sorted(found.items(), key=lambda item: -item[1]):
             if group_s:
                 shares = {"ms": 1e3 * group_s, "share": group_s / watched_s}
@@ -81,29 +94,56 @@ def main() -> None:
     finish(chosen, rows=rows, ratios=ratios)
 
 
-def _works(*, is_tiny: bool) -> Iterator[_Work]:
+def _count(*, is_tiny: bool) -> int:
+    if is_tiny:
+        return 2
+    in_tiles = sum(map(len, _IN_TILES)) if multiplies_in_tiles() else 0
+    return len(_STEPS) + len(_LOSSES) + in_tiles
+
+
+def _tiny_works() -> Iterator[_Work]:
+    yield _step("tiny", "two_streams", "float32")
+    yield _loss(32, 64, "float32", vocab=1000)
+
+
+def _works() -> Iterator[_Work]:
     """One after the other, so that no two are in memory at once."""
-    shape = "tiny" if is_tiny else "laptop"
-    for kind in _KINDS:
-        step = build_step(plan_of(shape, kind, precision="float32"))
-        yield _Work(name=f"{shape}_{kind}", run=step.run, flops=step.flops)
-    width, tokens, vocab = (32, 64, 1000) if is_tiny else (256, 1024, 50_257)
-    inputs = draw_inputs(width=width, tokens=tokens, vocab=vocab)
-    flops = 6.0 * width * tokens * vocab
-    yield _Work(name=f"loss_D{width}_N{tokens}_V{vocab}", run=ours(inputs, "float32"), flops=flops)
+    for shape, kind in _STEPS:
+        yield _step(shape, kind, "float32")
+        if (shape, kind) in _IN_TILES[0] and multiplies_in_tiles():
+            yield _step(shape, kind, "bfloat16")
+    for width, tokens in _LOSSES:
+        yield _loss(width, tokens, "float32")
+        if (width, tokens) in _IN_TILES[1] and multiplies_in_tiles():
+            yield _loss(width, tokens, "bfloat16")
 
 
-def _seconds_by_group(run: Callable[[], object]) -> tuple[dict[str, float], float]:
+def _step(shape: str, kind: Kind, precision: Precision) -> _Work:
+    step = build_step(plan_of(shape, kind, precision=precision))
+    name = f"{shape}_{kind}_{precision}"
+    return _Work(name=name, run=step.run, flops=step.flops, precision=precision)
+
+
+def _loss(width: int, tokens: int, precision: Precision, *, vocab: int = _VOCAB) -> _Work:
+    return _Work(
+        name=f"loss_D{width}_N{tokens}_{precision}",
+        run=ours(draw_inputs(width=width, tokens=tokens, vocab=vocab), precision),
+        flops=6.0 * width * tokens * vocab,
+        precision=precision,
+    )
+
+
+def _seconds_by_group(run: Callable[[], object], *, times: int) -> tuple[dict[str, float], float]:
     """Mean seconds of watched work by what they went into, and all of them."""
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         started = time.perf_counter()
-        for _ in range(_WATCHED):
+        for _ in range(times):
             run()
-        all_s = (time.perf_counter() - started) / _WATCHED
+        all_s = (time.perf_counter() - started) / times
     found = dict.fromkeys((*_GROUPS, _OTHER), 0.0)
     for event in watched.key_averages():
         if event.key.startswith("aten::"):
-            spent_s = event.self_cpu_time_total / 1e6 / _WATCHED
+            spent_s = event.self_cpu_time_total / 1e6 / times
             found[_GROUP_OF.get(event.key, _OTHER)] += spent_s
     return found | {_CALLS: all_s - sum(found.values())}, all_s
 

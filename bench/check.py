@@ -44,7 +44,8 @@ def main() -> int:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{error.filename}: expected a file, got {error.strerror}", file=sys.stderr)
+        said = f"{error.filename}: expected a file that can be read, got {error.strerror}"
+        print(f"{said}; check the path and who may read it", file=sys.stderr)
         return 2
     _show(judged)
     return 1 if any(item.judgement == "fail" for item in judged) else 0

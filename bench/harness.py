@@ -29,7 +29,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from canvaslm.device import describe_machine
+from canvaslm.device import describe_machine, multiplies_in_tiles
 from canvaslm.errors import InputError
 from canvaslm.heap import keep_freed_memory
 from canvaslm.measure import peak_bytes
@@ -255,7 +255,7 @@ def _describe(device: torch.device) -> dict[str, str | int]:
     found = describe_machine(device)
     if device.type != "cpu":
         return found
-    return {**found, "bfloat16_tiles": int(torch.cpu._is_amx_tile_supported())}
+    return {**found, "bfloat16_tiles": int(multiplies_in_tiles())}
 
 
 def _show(result: BenchResult) -> None:

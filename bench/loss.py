@@ -88,7 +88,7 @@ def main() -> None:
         _time(group, rounds, found, is_tiny=chosen.tiny)
     torch.set_num_threads(chosen.threads)
     if not chosen.only:
-        _measure_distances(found)
+        _measure_distances(found, is_tiny=chosen.tiny)
         for width in (32,) if chosen.tiny else (256, 1024):
             _time_expectation(width, 64 if chosen.tiny else 1024, found, tiny=chosen.tiny)
     if not chosen.only and not chosen.tiny:
@@ -208,8 +208,8 @@ def _measure_memory(found: Found) -> None:
         found.ratios[f"{place}/ours_extra_over_leanest_peer"] = extra[OURS] / leanest
 
 
-def _measure_distances(found: Found) -> None:
-    """Gradients against those of float64, at scores of several nats; bfloat16 over chunk sizes."""
+def _measure_distances(found: Found, *, is_tiny: bool) -> None:
+    """Gradients against those of float64, at scores of several nats; ours over chunk sizes."""
     far = 0.0
     for precision, dtype in _TYPES.items():
         inputs = draw_inputs(width=128, tokens=1024, vocab=4096, spread=5.0, dtype=dtype)
@@ -226,17 +226,29 @@ def _measure_distances(found: Found) -> None:
             gradients = torch.autograd.grad(nats, (inputs.hidden, inputs.weight))
             distance = _distance(gradients, truth)
             far = max(far, distance / dense if precision == "float32" else distance)
-            found.rows.append(
-                {
-                    "type": precision,
-                    "vocab_chunk": chunk,
-                    "gradient_relative_error": distance,
-                    "of_dense": dense,
-                }
-            )
+            found.rows.append(_distance_row(precision, OURS, distance, chunk))
         name = "gradient_error_over_dense" if precision == "float32" else "relative_error"
         found.ratios[f"loss/{precision}/{name}"] = far
         far = 0.0
+        for form, run in peers(inputs, precision).items():
+            if form == COMPILED and is_tiny:
+                continue
+            run()
+            assert inputs.hidden.grad is not None
+            assert inputs.weight.grad is not None
+            distance = _distance((inputs.hidden.grad, inputs.weight.grad), truth)
+            found.rows.append(_distance_row(precision, form, distance))
+
+
+def _distance_row(
+    precision: Precision, form: str, distance: float, vocab_chunk: int | None = None
+) -> dict[str, str | int | float | None]:
+    return {
+        "type": precision,
+        "form": form,
+        "vocab_chunk": vocab_chunk,
+        "gradient_relative_error": distance,
+    }
 
 
 def _gradients_of_dense(inputs: Inputs, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

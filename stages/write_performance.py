@@ -19,10 +19,10 @@ def write_performance(
     from canvaslm.docs_gate.pages import read_page
     from canvaslm.errors import InputError
     from canvaslm.reporting.bench_charts import draw_benches
-    from canvaslm.reporting.bench_snapshot import bench_snapshot
+    from canvaslm.reporting.bench_snapshot import bench_snapshot, write_beside
     from canvaslm.reporting.benches import read_benches
     from canvaslm.reporting.bounds import judge_bounds, read_bounds
-    from canvaslm.reporting.files import to_json, write_files, write_json
+    from canvaslm.reporting.files import to_json, write_files
 
     if not (found := read_benches(results)):
         raise InputError(results, expected="results", got="none", fix="run `make bench`")
@@ -41,7 +41,7 @@ def write_performance(
     counts = Counter(item.judgement for item in judged).items()
     said = ", ".join(f"{n} {judgement}" for judgement, n in counts)
     if only_snapshot is not None:
-        write_json(only_snapshot, snapshot)
+        write_beside(results, only_snapshot, snapshot)
         typer.echo(f"{only_snapshot}: {said}")
         return
     page = root / "docs/performance.md"

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from canvaslm import scores
 from canvaslm.device import autocast
 from canvaslm.errors import InputError
 from canvaslm.loss import IGNORED, TargetError, chunked_cross_entropy, dense_cross_entropy
@@ -165,8 +166,12 @@ def test_chunk_without_any_target_is_counted_in_the_sum() -> None:
 
 
 # BR-24
+@pytest.mark.parametrize("has_tiles", [False, True])
 @pytest.mark.parametrize("n_chunks", [4, 256])
-def test_head_gradient_in_bfloat16_does_not_drift_with_the_number_of_chunks(n_chunks: int) -> None:
+def test_head_gradient_in_bfloat16_does_not_drift_with_the_number_of_chunks(
+    n_chunks: int, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
     hidden, weight, targets = problem(n_tokens=8192, vocab_size=256, width=8, share_ignored=0)
     h, w = narrow = [x.detach().to(torch.bfloat16).requires_grad_() for x in (hidden, weight)]
     nats = chunked_cross_entropy(h, w, targets, vocab_chunk=256 // n_chunks, reduction="mean")
@@ -373,6 +378,52 @@ def test_no_tensor_is_larger_than_the_scores_of_512_tokens() -> None:
     assert 512 * V < chunked.elements <= 512 * (V + 2 * line)
     assert forward_only.elements <= 512 * (64 + 2 * line)
     assert dense.elements == N * V
+
+
+def test_bfloat16_exponentials_of_a_cpu_with_tiles_take_no_more_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: True)
+    weight = torch.zeros(50_000, 8)
+    kept = {"n_rows": 4096, "vocab_chunk": 2048, "keep": True}
+    narrow = scores.Scores(weight, dtype=torch.bfloat16, **kept)
+    plain = scores.Scores(weight, dtype=torch.float32, **kept)
+    assert (narrow.block_rows, plain.block_rows) == (1024, 512)
+    assert narrow.table.nbytes == plain.table.nbytes
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("vocab_size", [1, 41, 64])
+def test_memory_that_was_used_before_reaches_no_gradient(
+    vocab_size: int, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
+    hidden, weight, targets = problem(n_tokens=200, vocab_size=vocab_size, width=64)
+    inputs = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
+    torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
+    try:
+        nats = chunked_cross_entropy(*inputs, targets, vocab_chunk=64, reduction="sum")
+        gradients = torch.autograd.grad(nats, inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(x.isfinite().all() for x in (nats, *gradients))
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_gradient_of_a_sure_token_in_bfloat16_is_no_remainder(
+    has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
+    weight = torch.eye(16)
+    hidden = 12 * weight[:8]  # the target of each has all but 1e-4 of the probability
+    inputs = [x.bfloat16().requires_grad_() for x in (hidden, weight)]
+    nats = chunked_cross_entropy(*inputs, torch.arange(8), vocab_chunk=4, reduction="sum")
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    truth = dense_cross_entropy(*exact, torch.arange(8), reduction="sum")
+    for x, y in zip(
+        torch.autograd.grad(nats, inputs), torch.autograd.grad(truth, exact), strict=True
+    ):
+        assert (x.double() - y).norm() < 0.01 * y.norm()
 
 
 def test_half_types_meet_over_float32_weights() -> None:

@@ -60,7 +60,7 @@ def test_chunk_of_no_word_is_refused() -> None:
 def test_bfloat16_is_rounded_by_the_products_of_a_cpu_that_gains_by_it(
     has_amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "_has_amx", lambda: has_amx)
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_amx)
     settings = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue] - set late
     before = settings.fp32_precision
     with scores.exact_types(torch.zeros(1), torch.bfloat16):
@@ -73,7 +73,7 @@ def test_bfloat16_is_rounded_by_the_products_of_a_cpu_that_gains_by_it(
 
 
 def test_bfloat16_rounded_by_products_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "_has_amx", lambda: True)
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: True)
     hidden, weight = (x.to(torch.bfloat16) for x in tokens_and_head(at=0, spread=5))
     found = soft_embedding(hidden, weight, vocab_chunk=7)
     truth = (hidden.double() @ weight.double().T).softmax(-1) @ weight.double()

@@ -191,8 +191,9 @@ def _nats_with_gradients(
     """Nats (N,) and the gradients of their sum weighted by ``pull``, by three products.
 
     With e the exponentials of a row and Z their sum, its gradient to the scores is
-    ``pull * (e / Z - onehot)``. The table gets ``e - Z * onehot``, one number a row; ``pull / Z``
-    goes into the factors that have D columns rather than V.
+    ``pull * (e / Z - onehot)``. The table gets ``e - Z`` at the target, computed from the sums so
+    that it is exact where e is nearly Z; ``pull / Z`` goes into the factors that have D columns
+    rather than V.
     """
     scores = work.scores(hidden, weight, keep=True)
     nats = hidden.new_empty(len(hidden), dtype=wide(work.dtype))
@@ -206,8 +207,9 @@ def _nats_with_gradients(
             sums = scores.exponentials(scores.factor_of(rows), targets=words)
             nats[block] = _row_nats(sums)
             pulls = (pull[block] if isinstance(pull, Tensor) else pull) / sums.total
-            slopes = scores.table[: len(rows)].scatter_add_(1, words[:, None], -sums.total[:, None])
-            scaled = scores.factor_of(rows * pulls[:, None])
+            slopes = scores.table[: len(rows)]
+            slopes.scatter_(1, words[:, None], _target_slopes(sums)[:, None].to(slopes.dtype))
+            scaled = scores.factor_beside_table(rows * pulls[:, None])
             for columns, part in scores.tiles():
                 slope = slopes[:, columns]
                 if d_hidden is not None:
@@ -230,6 +232,11 @@ def _nats_with_gradients(
 def _row_nats(sums: RowSums) -> Tensor:
     assert sums.chosen is not None
     return sums.total.log() - sums.chosen
+
+
+def _target_slopes(sums: RowSums) -> Tensor:
+    assert sums.chosen is not None
+    return sums.chosen.exp() - sums.total
 
 
 def _counted(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from canvaslm.device import multiplies_in_tiles
 from canvaslm.errors import InputError
 
 # A sum of exponentials within these bounds has lost nothing in float32: no term has overflowed, and
@@ -55,7 +56,8 @@ class Scores:
             memory at once; on a CPU, where caches are small, tiles have 2,048 words at most, and
             those of 512 tokens are.
         dtype: of the factors of products; sums are float32 or wider.
-        keep: whether a block's exponentials stay for all words, in ``table``, or for one tile.
+        keep: whether a block's exponentials stay for all words, in ``table``, or for one tile. A
+            CPU whose products round to bfloat16 keeps them so, of twice as many tokens.
 
     Attributes:
         table: (block_rows, V or more) scratch memory, which each block uses again.
@@ -76,13 +78,25 @@ class Scores:
         self._keep = keep
         self._tile = min(vocab_chunk, V, _CPU_TILE if on_cpu else V)
         self._is_careful = False  # until scores are seen that need it
+        narrows = keep and on_cpu and dtype == torch.bfloat16 and multiplies_in_tiles()
         columns = V if keep else self._tile
-        most = _BLOCK_ROWS if on_cpu else max(n_rows * vocab_chunk // columns, _BLOCK_ROWS)
+        most = max(n_rows * vocab_chunk // columns, _BLOCK_ROWS)
+        if on_cpu:
+            most = _BLOCK_ROWS * (2 if narrows else 1)
         n_blocks = math.ceil(n_rows / most)
         self.block_rows = math.ceil(n_rows / max(n_blocks, 1))
         # One cache line more than whole ones: rows at a power of two apart would share cache sets.
         columns = math.ceil(columns / _LINE) * _LINE + _LINE
-        self.table = weight.new_empty(self.block_rows, columns, dtype=wide(dtype))
+        kept = dtype if narrows else wide(dtype)
+        self.table = weight.new_empty(self.block_rows, columns, dtype=kept)
+        if (
+            narrows
+        ):  # tiles take words in pairs: an odd last one is read with a 0 times what follows
+            self.table[:, V:] = 0
+        # Scores are never narrow: of 20 nats, bfloat16 would lose up to 0.06.
+        self._wide_tile = (
+            weight.new_empty(self.block_rows, self._tile, dtype=wide(dtype)) if narrows else None
+        )
 
     def blocks(self, n_rows: int) -> Iterator[slice]:
         """The blocks of tokens, of equal size but for the last."""
@@ -96,8 +110,13 @@ class Scores:
             yield columns, self._factor(self._weight[columns])
 
     def factor_of(self, hidden: Tensor) -> Tensor:
-        """Tokens as a factor of products."""
+        """Tokens as a factor of products with the head."""
         return self._factor(hidden)
+
+    def factor_beside_table(self, hidden: Tensor) -> Tensor:
+        """Tokens as a factor of products with ``table``."""
+        factor = self._factor(hidden)
+        return factor if self._wide_tile is None else factor.to(self.table.dtype)
 
     def exponentials(
         self, rows: Tensor, *, targets: Tensor | None = None, mix: Tensor | None = None
@@ -126,6 +145,9 @@ class Scores:
         if a.is_cuda and self._dtype != out.dtype:
             product = torch.mm(a.to(self._dtype), b.to(self._dtype), out_dtype=out.dtype)
             out.add_(product) if add else out.copy_(product)
+        elif a.dtype != out.dtype:  # a part of the table that is narrow
+            product = torch.mm(a, b.to(a.dtype))
+            out.add_(product) if add else out.copy_(product)
         elif add:
             out.addmm_(a, b)
         else:
@@ -145,6 +167,8 @@ class Scores:
             if targets is not None:
                 chosen = _plus(chosen, self._score_of(targets, scores, columns))
             total = _plus(total, scores.exp_().sum(1))
+            if self._wide_tile is not None:
+                self.table[: len(rows), columns] = scores
             if mixed is not None and mix is not None:
                 mixing = words if mix is self._weight else self._factor(mix[columns])
                 self.product_into(mixed, scores, mixing, add=columns.start > 0)
@@ -154,8 +178,9 @@ class Scores:
 
     def _scores(self, rows: Tensor, words: Tensor, columns: slice) -> Tensor:
         """A tile of scores (n, columns), in scratch memory."""
-        place = columns if self._keep else slice(0, columns.stop - columns.start)
-        scores = self.table[: len(rows), place]
+        stays = self._keep and self._wide_tile is None
+        place = columns if stays else slice(0, columns.stop - columns.start)
+        scores = (self.table if self._wide_tile is None else self._wide_tile)[: len(rows), place]
         self.product_into(scores, rows, words.T, add=False)
         return scores
 
@@ -233,7 +258,7 @@ def exact_types(tensor: Tensor, dtype: torch.dtype) -> Iterator[None]:
     unlike those of a product of bfloat16 tensors, come back in float32. A CPU with AVX-512 alone
     multiplies bfloat16 at half the rate of float32, and is left to use what it was given.
     """
-    rounds = tensor.device.type == "cpu" and dtype == torch.bfloat16 and _has_amx()
+    rounds = tensor.device.type == "cpu" and dtype == torch.bfloat16 and multiplies_in_tiles()
     with torch.autocast(tensor.device.type, enabled=False), _rounded_products(rounds):
         yield
 
@@ -251,10 +276,6 @@ def _bfloat16_inside() -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
-
-
-def _has_amx() -> bool:
-    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
 
 
 def _likely_shift(scores: Tensor) -> Tensor:

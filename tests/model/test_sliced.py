@@ -162,8 +162,12 @@ def test_nan_in_noisy_keys_stays_in_their_canvas(canvas: int) -> None:
     assert d_clean_k[:, :, canvas * L :].isfinite().all()
 
 
+@pytest.mark.parametrize("has_tiles", [True, False])
 @pytest.mark.parametrize("casts", [True, False])
-def test_bfloat16_heads_lose_no_more_than_their_own_rounding(casts: bool, kernel: str) -> None:
+def test_bfloat16_heads_lose_no_more_than_their_own_rounding(
+    casts: bool, has_tiles: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced, "multiplies_in_tiles", lambda: has_tiles)
     inputs = two_streams(4, 2, 7, torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=casts):

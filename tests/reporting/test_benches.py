@@ -33,6 +33,12 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert found["loss"] == BenchResult.model_validate(result())
 
 
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "loss.json", result())
+    with pytest.raises(InputError, match="the folder of the results"):
+        read_benches(tmp_path / "loss.json")
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

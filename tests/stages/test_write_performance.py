@@ -105,6 +105,16 @@ def test_a_snapshot_alone_is_written_where_it_is_asked_for_and_leaves_the_docs(p
     assert docs() == before
 
 
+def test_a_snapshot_is_not_written_among_the_results(place: Path) -> None:
+    written(place)
+    with pytest.raises(InputError, match="outside of the results"):
+        write_performance(
+            results=place / "results", bounds=place / "bounds.yaml", root=place,
+            only_snapshot=place / "results/mine.json",
+        )  # fmt: skip
+    assert not (place / "results/mine.json").exists()
+
+
 def test_a_result_without_rows_and_a_reason_of_two_lines_break_no_table(place: Path) -> None:
     file = place / "results/loss.json"
     found = json.loads(file.read_text()) | {

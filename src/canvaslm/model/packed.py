@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from canvaslm.device import multiplies_in_tiles
 from canvaslm.model.layers import Block, RMSNorm, Rotation, wide
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def decoding_dtype(weight: Tensor) -> torch.dtype:
     """
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
         return weight.dtype
-    return weight.dtype if torch.cpu._is_amx_tile_supported() else torch.float32
+    return weight.dtype if multiplies_in_tiles() else torch.float32
 
 
 def can_be_packed(model: "Backbone") -> bool:

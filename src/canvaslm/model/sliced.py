@@ -9,8 +9,10 @@ concatenated, and what a block must not see is not in its slice.
 Short windows keep their probabilities (:class:`~canvaslm.model.slice_kernels.Products`), up to a
 few times the memory of the queries; long ones go through
 :class:`~canvaslm.model.slice_kernels.Library`. The arithmetic is float32 at least, since a CPU
-without tiles for bfloat16 takes longer over products of half as many bits; autocast does not reach
-operations that write into a given buffer, nor those below autograd.
+without tiles for bfloat16 takes longer over products of half as many bits; one with tiles reads
+long windows in bfloat16, where the library's kernel keeps its sums in float32, and goes back
+through them in float32, where it is faster. Autocast does not reach operations that write into a
+given buffer, nor those below autograd.
 """
 
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from canvaslm.device import multiplies_in_tiles
 from canvaslm.model.layers import wide
 from canvaslm.model.slice_kernels import Library, Products
 
@@ -78,7 +81,7 @@ class SlicedAttention(torch.autograd.Function):
     ) -> Tensor:
         """What the queries take from the values (B, H, S, E)."""
         learns = any(ctx.needs_input_grad)
-        call = _Call(q, k, slices, keeps=learns)
+        call = _Call(q, k, slices, keeps=learns, reads=True)
         taken, kept = _in_token_order(q), []
         for rows in call.parts():
             keys, values = call.window(rows, k, clean_k), call.window(rows, v, clean_v)
@@ -101,7 +104,7 @@ class SlicedAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v, clean_k and clean_v."""
         q, k, v, clean_k, clean_v, taken, *kept = ctx.saved_tensors
-        call, keeps = _Call(q, k, ctx.slices, keeps=True), iter(kept)
+        call, keeps = _Call(q, k, ctx.slices, keeps=True, reads=False), iter(kept)
         d_q = _in_token_order(q)
         d_keys, d_values = _Sums(k, clean_k, call.dtype), _Sums(v, clean_v, call.dtype)
         for rows in call.parts():
@@ -125,7 +128,7 @@ class SlicedAttention(torch.autograd.Function):
 class _Call:
     """What the forward and the backward pass of one call agree on."""
 
-    def __init__(self, q: Tensor, k: Tensor, slices: Slices, *, keeps: bool) -> None:
+    def __init__(self, q: Tensor, k: Tensor, slices: Slices, *, keeps: bool, reads: bool) -> None:
         self.batch, n_heads, self.n_tokens, self.width = q.shape
         self.n_groups = k.shape[1]
         self.group = n_heads // self.n_groups
@@ -137,6 +140,8 @@ class _Call:
             self.kernel = Products(
                 self.group, causal=slices.causal, n_keys=self.n_keys, keeps=keeps
             )
+        elif reads and q.dtype == torch.bfloat16 and multiplies_in_tiles():
+            self.dtype = q.dtype
 
     def parts(self) -> Iterator[slice]:
         """The rows of the batch that go together."""

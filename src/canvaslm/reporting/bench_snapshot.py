@@ -1,10 +1,13 @@
 """What do the docs keep of the benches: all results, and what came of each bound?"""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from canvaslm.errors import InputError
 from canvaslm.reporting.benches import BenchResult
 from canvaslm.reporting.bounds import Judged
+from canvaslm.reporting.files import write_json
 
 
 def bench_snapshot(results: Mapping[str, BenchResult], judged: Sequence[Judged]) -> dict[str, Any]:
@@ -26,6 +29,22 @@ def bench_snapshot(results: Mapping[str, BenchResult], judged: Sequence[Judged])
             for item in judged
         ],
     }
+
+
+def write_beside(results: Path, file: Path, snapshot: Mapping[str, Any]) -> None:
+    """Write a snapshot, but not among the results, where it would be read as one of them.
+
+    Raises:
+        InputError: the file would lie in the folder of the results.
+    """
+    if file.resolve().parent == results.resolve():
+        raise InputError(
+            file,
+            expected="a file outside of the results",
+            got=f"one in {results}, where it would be read as a result",
+            fix="write it elsewhere",
+        )
+    write_json(file, snapshot)
 
 
 def _reached(item: Judged) -> float | None:

@@ -70,8 +70,15 @@ def read_benches(folder: Path) -> dict[str, BenchResult]:
     """Read every result that lies in a folder, by the file's name without ending.
 
     Raises:
-        InputError: a file is not what a bench writes.
+        InputError: a file is not what a bench writes, or the folder is a file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(
+            folder,
+            expected="the folder of the results",
+            got="a file",
+            fix="name the folder that it lies in",
+        )
     return {file.stem: read_bench(file) for file in sorted(folder.glob("*.json"))}
 
 
