@@ -399,10 +399,10 @@ def test_memory_that_was_used_before_reaches_no_gradient(
 ) -> None:
     monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
     hidden, weight, targets = problem(n_tokens=200, vocab_size=vocab_size, width=64)
-    inputs = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
+    h, w = inputs = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
     torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
     try:
-        nats = chunked_cross_entropy(*inputs, targets, vocab_chunk=64, reduction="sum")
+        nats = chunked_cross_entropy(h, w, targets, vocab_chunk=64, reduction="sum")
         gradients = torch.autograd.grad(nats, inputs)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -416,10 +416,10 @@ def test_gradient_of_a_sure_token_in_bfloat16_is_no_remainder(
     monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
     weight = torch.eye(16)
     hidden = 12 * weight[:8]  # the target of each has all but 1e-4 of the probability
-    inputs = [x.bfloat16().requires_grad_() for x in (hidden, weight)]
-    nats = chunked_cross_entropy(*inputs, torch.arange(8), vocab_chunk=4, reduction="sum")
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    truth = dense_cross_entropy(*exact, torch.arange(8), reduction="sum")
+    h, w = inputs = [x.bfloat16().requires_grad_() for x in (hidden, weight)]
+    nats = chunked_cross_entropy(h, w, torch.arange(8), vocab_chunk=4, reduction="sum")
+    exact_h, exact_w = exact = [x.detach().double().requires_grad_() for x in inputs]
+    truth = dense_cross_entropy(exact_h, exact_w, torch.arange(8), reduction="sum")
     for x, y in zip(
         torch.autograd.grad(nats, inputs), torch.autograd.grad(truth, exact), strict=True
     ):
