@@ -152,7 +152,7 @@ def test_rows_stand_with_all_columns_or_with_those_named(place: Path) -> None:
 
 
 def test_machine_and_gaps_stand_in_tables(place: Path) -> None:
-    assert "| loss | a processor | 2 | 7 | torch 2.13.0 |" in written(place, "machine")
+    assert "| loss | a processor | not said | 2 | 7 | torch 2.13.0 |" in written(place, "machine")
     text = written(place, "gaps")
     assert "| loss | liger | not measured: no GPU |" in text
     assert "| loss |  | fell back: flex, to a mask |" in text

@@ -152,12 +152,15 @@ def _rank(value: object) -> int:
 def _machine(benches: Mapping[str, Mapping[str, Any]]) -> str:
     """Where each bench ran, and with which versions."""
     rows = []
+    has_tiles = {0: "no", 1: "yes", None: "not said"}
     for name, bench in benches.items():
         machine = bench["machine"]
         versions = ", ".join(f"{key} {value}" for key, value in sorted(bench["versions"].items()))
-        rows.append([name, str(machine["processor"]), str(bench["threads"]), str(bench["rounds"])])
-        rows[-1].append(versions)
-    return _table(["bench", "processor", "threads", "rounds", "versions"], rows)
+        tiles = has_tiles[machine.get("bfloat16_tiles")]
+        numbers = [str(bench["threads"]), str(bench["rounds"])]
+        rows.append([name, str(machine["processor"]), tiles, *numbers, versions])
+    header = ["bench", "processor", "bfloat16 tiles", "threads", "rounds", "versions"]
+    return _table(header, rows)
 
 
 def _gaps(benches: Mapping[str, Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]) -> str:
