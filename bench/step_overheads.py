@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness import ROOT
 
-from canvaslm.checkpoint import save_checkpoint
+from canvaslm.checkpoint import is_finite, save_checkpoint
 from canvaslm.corpus.windows import Windows
 from canvaslm.diffusion.corruption import draw_corruption
 from canvaslm.randomness import stream
@@ -45,6 +45,8 @@ class Overheads:
     save_s: float  # what the loop waits for
     write_s: float  # of the same bytes
     copy_s: float  # of the same tensors: what a save in a thread would wait for
+    finite_s: float  # looking at all of them
+    hash_s: float  # of the same bytes, in line
     checkpoint_bytes: int
 
 
@@ -65,6 +67,8 @@ def measure_overheads(step: Step, *, saves: int) -> Overheads:
             save_s=save_s,
             write_s=write_s,
             copy_s=_median_s(lambda: [x.clone() for x in tensors], calls=saves),
+            finite_s=_median_s(lambda: [is_finite(x) for x in tensors], calls=saves),
+            hash_s=_median_s(lambda: [_digest(x) for x in tensors], calls=saves),
             checkpoint_bytes=sum(x.nbytes for x in tensors),
         )
 
@@ -205,6 +209,10 @@ def _tensors(step: Step) -> dict[str, dict[str, Tensor]]:
         for kind, moment in state[parameter].items()
     }
     return {"model.safetensors": weights, "optimizer.safetensors": moments}
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().numpy()).hexdigest()
 
 
 def _median_s(run: Callable[[], object], *, calls: int = _CALLS) -> float:
