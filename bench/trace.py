@@ -19,7 +19,7 @@ _SMALL_ROUNDS = 5  # for each of the others
 
 def main() -> None:
     """Time steps with samples and without, print and write."""
-    options = parser(__doc__, "trace", rounds=5).parse_args()
+    options = parser(__doc__, "trace", rounds=3).parse_args()
     begin(options)
     rows: list[dict[str, Scalar]] = []
     ratios: dict[str, float | None] = {}

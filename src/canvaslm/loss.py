@@ -208,7 +208,9 @@ def _nats_with_gradients(
             nats[block] = _row_nats(sums)
             pulls = (pull[block] if isinstance(pull, Tensor) else pull) / sums.total
             slopes = scores.table[: len(rows)]
-            slopes.scatter_(1, words[:, None], _target_slopes(sums)[:, None].to(slopes.dtype))
+            at_target = _target_slopes(sums).to(slopes.dtype)
+            # Not scatter_, which makes a copy of the whole table where that is bfloat16.
+            slopes.index_put_((torch.arange(len(rows), device=rows.device), words), at_target)
             scaled = scores.factor_beside_table(rows * pulls[:, None])
             for columns, part in scores.tiles():
                 slope = slopes[:, columns]
