@@ -115,6 +115,9 @@ def _measure_overheads(options: argparse.Namespace, found: Found) -> None:
             f"{place}/draws_share": spent.draws_s / step_s,
             f"{place}/logging_share": spent.logging_s / step_s,
             f"{place}/checkpoint_stall_over_write": spent.save_s / spent.write_s,
+            f"{place}/checkpoint_finite_over_write": spent.finite_s / spent.write_s,
+            f"{place}/checkpoint_hash_over_write": spent.hash_s / spent.write_s,
+            f"{place}/checkpoint_copy_over_write": spent.copy_s / spent.write_s,
             f"{place}/checkpoints_share": spent.save_s / step_s / step.plan.pretrain.save_every,
         }
 

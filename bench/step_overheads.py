@@ -212,7 +212,7 @@ def _tensors(step: Step) -> dict[str, dict[str, Tensor]]:
 
 
 def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(memoryview(tensor.detach().numpy()).cast("B")).hexdigest()
+    return hashlib.sha256(tensor.detach().numpy().data).hexdigest()
 
 
 def _median_s(run: Callable[[], object], *, calls: int = _CALLS) -> float:
