@@ -8,6 +8,7 @@ over that of a large product of the same type in the same process: nothing can b
 products at that rate. bfloat16 is watched where the processor has tiles for it.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from harness import CPU, begin, finish, parser, product_run, track
 
 from canvaslm.device import Precision, multiplies_in_tiles
-from canvaslm.measure import interleaved_seconds
+from canvaslm.measure import seconds
 from canvaslm.reporting.benches import Scalar
 from loss_forms import draw_inputs, ours
 from step_work import Kind, build_step, plan_of
@@ -73,15 +74,11 @@ def main() -> None:
     works = _tiny_works() if chosen.tiny else _works()
     for work in track(works, total=_count(is_tiny=chosen.tiny), label="work that is watched"):
         product, product_flops = product_run(_TYPES[work.precision])
-        timings = interleaved_seconds(
-            {"work": work.run, "product": product},
-            device=CPU,
-            rounds=chosen.rounds,
-            warmup_rounds=1,
-        )
-        work_s = timings["work"].median_s
-        peak = product_flops / timings["product"].median_s
-        found, watched_s = _seconds_by_group(work.run, times=1 if work_s > 1 else 3)
+        work.run()
+        found, watched_s = _seconds_by_group(work.run, times=chosen.rounds)
+        product()
+        product_s = statistics.median(seconds(product, device=CPU) for _ in range(5))
+        peak = product_flops / product_s
         for group, group_s in sorted(found.items(), key=lambda item: -item[1]):
             if group_s:
                 shares = {"ms": 1e3 * group_s, "share": group_s / watched_s}
@@ -89,7 +86,6 @@ def main() -> None:
         place = f"breakdown/{work.name}/threads{chosen.threads}"
         ratios[f"{place}/products_share"] = found[_PRODUCTS] / watched_s
         ratios[f"{place}/products_share_of_peak"] = work.flops / found[_PRODUCTS] / peak
-        ratios[f"{place}/share_of_peak"] = work.flops / work_s / peak
     finish(chosen, rows=rows, ratios=ratios)
 
 

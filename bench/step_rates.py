@@ -13,7 +13,7 @@ import torch
 from harness import CPU, product_run
 
 import peers
-from canvaslm.device import Precision
+from canvaslm.device import Precision, multiplies_in_tiles
 from canvaslm.measure import interleaved_seconds, seconds
 from canvaslm.model.shape import count_parameters
 from canvaslm.reporting.benches import Scalar
@@ -32,6 +32,8 @@ class Group:
     Attributes:
         threads: each number of threads that it is timed on; none for those of the options.
         most_rounds: rounds that are kept at most, for steps of many seconds.
+        more_in_tiles: times as many rounds where the CPU has tiles for bfloat16, since its steps
+            are then so short that a few of them are noise.
     """
 
     shape: str
@@ -40,6 +42,7 @@ class Group:
     has_peers: bool = False
     threads: tuple[int, ...] = ()
     most_rounds: int | None = None
+    more_in_tiles: int = 1
 
 
 @dataclass(kw_only=True)
@@ -76,7 +79,8 @@ def time_group(group: Group, found: Found, *, rounds: int, threads: int) -> None
     timings = interleaved_seconds(
         {f"{name}@{n}": _on_threads(n, run) for name, run in runs.items() for n in numbers},
         device=CPU,
-        rounds=min(rounds, group.most_rounds or rounds),
+        rounds=min(rounds, group.most_rounds or rounds)
+        * (group.more_in_tiles if multiplies_in_tiles() else 1),
         warmup_rounds=1,
     )
     torch.set_num_threads(threads)
