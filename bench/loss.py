@@ -280,7 +280,7 @@ def _time_expectation(width: int, tokens: int, found: Found, *, tiny: bool) -> N
             "soft_embedding": lambda: soft_embedding(hidden, weight, vocab_chunk=8192),
         },
         device=CPU,
-        rounds=3 if width > 256 else 7,
+        rounds=7,
         warmup_rounds=1,
     )
     ratio = timings["soft_embedding"].median_s / timings["two_products"].median_s

@@ -32,9 +32,9 @@ _GROUPS = (
     Group(shape="laptop", precision=_FLOAT32, kinds=_PLAIN),
     Group(shape="cpu_small", precision=_FLOAT32, kinds=_PLAIN),
     Group(shape="w256", precision=_FLOAT32, kinds=KINDS, has_peers=True),
-    Group(shape="w256", precision=_BFLOAT16, kinds=_DENSE, has_peers=True, more_in_tiles=3),
+    Group(shape="w256", precision=_BFLOAT16, kinds=_DENSE, has_peers=True, more_in_tiles=2),
     Group(shape="w512", precision=_FLOAT32, kinds=_DENSE, most_rounds=2),
-    Group(shape="w512", precision=_BFLOAT16, kinds=_DENSE, most_rounds=2, more_in_tiles=2),
+    Group(shape="w512", precision=_BFLOAT16, kinds=_DENSE, most_rounds=2),
 )
 _TWO_THREADS = (
     Group(shape="w256", precision=_FLOAT32, kinds=_DENSE, threads=(1, 2)),
