@@ -246,6 +246,30 @@ def test_scores_anywhere_keep_value_and_gradients(at: float, spread: float, redu
         assert (value - true_value).norm() <= allowed
 
 
+@pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize(("at", "spread"), [(0, 3), (75, 3), (-95, 3), (700, 3), (-60, 90)])
+def test_scores_anywhere_keep_value_and_gradients_in_bfloat16(
+    at: float, spread: float, reduction, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
+    inputs = scaled_problem(at=at, spread=spread, dtype=torch.float32)
+    h, w = narrow = [x.detach().bfloat16().requires_grad_() for x in inputs[:2]]
+    exact_h, exact_w = exact = [x.detach().double().requires_grad_() for x in narrow]
+    truth = dense_cross_entropy(exact_h, exact_w, inputs[2], reduction=reduction)
+    nats = chunked_cross_entropy(h, w, inputs[2], vocab_chunk=7, reduction=reduction)
+    pull = torch.linspace(0.5, 2.0, truth.numel()).view(truth.shape)
+    gradients = torch.autograd.grad((nats * pull).sum(), narrow)
+    true_gradients = torch.autograd.grad((truth * pull).sum(), exact)
+    dense = dense_cross_entropy(h, w, inputs[2], reduction=reduction)
+    dense_gradients = torch.autograd.grad((dense * pull).sum(), narrow)
+    assert (nats - truth).norm() <= 1e-4 * truth.norm()
+    # What all words have in common cancels, and rounded probabilities leave some of it over.
+    for value, other, true_value in zip(gradients, dense_gradients, true_gradients, strict=True):
+        allowed = max(1e-2 * true_value.norm(), 2 * (other - true_value).norm())
+        assert (value.double() - true_value).norm() <= allowed
+
+
 def test_row_that_overflows_changes_no_bit_of_its_neighbours() -> None:
     hidden, weight, targets = scaled_problem(at=0, spread=3, dtype=torch.float32)
     targets = targets.clamp(min=0)

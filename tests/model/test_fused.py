@@ -87,6 +87,25 @@ def test_values_and_gradients_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("name", list(CASES))
+def test_bfloat16_is_rounded_and_nothing_else(name: str) -> None:
+    fused, formula, operands = CASES[name]
+    ours = [x.bfloat16().requires_grad_() for x in operands]
+    plain = [x.detach().double().requires_grad_() for x in ours]
+    made, expected = fused(*ours), formula(*plain)
+    assert made.dtype == torch.bfloat16
+    slope = draw(*expected.shape, seed=3).bfloat16()
+    made.backward(slope)
+    expected.backward(slope.double())
+    pairs: list[tuple[Tensor, Tensor]] = [(made.detach(), expected.detach())]
+    for x, y in zip(ours, plain, strict=True):
+        assert x.grad is not None
+        assert y.grad is not None
+        pairs.append((x.grad, y.grad))
+    for found, true in pairs:
+        assert (found.double() - true).norm() <= 2**-7 * true.norm()
+
+
+@pytest.mark.parametrize("name", list(CASES))
 def test_operands_and_incoming_gradients_are_left_alone(name: str) -> None:
     fused, _, operands = CASES[name]
     given = [x.clone().requires_grad_() for x in operands]

@@ -180,6 +180,21 @@ def test_bfloat16_heads_lose_no_more_than_their_own_rounding(
         assert ((x.double() - y).abs() <= 2**-8 * y.abs() + more).all()
 
 
+@pytest.mark.parametrize("has_tiles", [True, False])
+def test_one_stream_in_bfloat16_loses_no_more_than_its_own_rounding(
+    has_tiles: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced, "multiplies_in_tiles", lambda: has_tiles)
+    inputs = [draw(2, n, m, n, torch.bfloat16) for n, m in [(4, T), (2, 8 + T), (2, 8 + T)]]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    found = pulled(block_causal_attention(*inputs, canvas_tokens=L), inputs)
+    seen = block_causal_mask(T, 8 + T, L)
+    for x, y in zip(found, pulled(masked_softmax_attention(*exact, seen=seen), exact), strict=True):
+        assert x.dtype == torch.bfloat16
+        more = 1e-5 if kernel == "products" else 2**-7 * y.abs().max()
+        assert ((x.double() - y).abs() <= 2**-8 * y.abs() + more).all()
+
+
 def test_causal_window_in_bfloat16_is_rounded_once() -> None:
     inputs = [draw(2, n, T, n, torch.bfloat16) for n in (4, 2, 2)]
     exact = [x.detach().double().requires_grad_() for x in inputs]

@@ -94,6 +94,20 @@ def test_in_float32_it_is_off_by_rounding_alone(spread: float) -> None:
     assert (now.argmax != plain.argmax).float().mean() < 1e-2
 
 
+def test_in_bfloat16_it_is_off_by_the_rounding_of_logits() -> None:
+    asked = _asked(1000, dtype=torch.bfloat16, shape=(4, 200))
+    asked = dataclasses.replace(asked, table=asked.head.T.contiguous())
+    (now, guess), (plain, logits) = answer(asked, step=2, n_steps=4), _plain(asked)
+    assert guess is not None
+    assert asked.table is not None
+    far = 2**-8 * float(logits.abs().max())  # of a logit, in nats
+    assert (now.entropy - plain.entropy).abs().max() < 2 * far
+    assert (now.entropy - plain.entropy).abs().mean() < far / 4
+    assert (now.confidence / plain.confidence).log().abs().max() < 2 * far
+    shown = (asked.hidden.double() @ asked.head.double()).softmax(-1) @ asked.table.double()
+    assert (guess.double() - shown).norm() < 0.02 * shown.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_neither_chunks_nor_neighbours_change_a_draw(dtype: torch.dtype) -> None:
     asked = _asked(1000, dtype=dtype, shape=(2, 100))
