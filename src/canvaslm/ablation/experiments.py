@@ -132,7 +132,9 @@ def unpacked(root: Path, name: str, rev: str) -> Iterator[Experiment]:
                 fix=f"`dvc exp remove {name}`, then run the ablation again",
             ) from None  # fmt: skip
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            archive.extractall(place, filter="data")
+            # Python before 3.11.4 has no filters, and takes no argument of that name.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(place)
         yield Experiment(name=name, rev=rev, root=root, folder=Path(place))
 
 
