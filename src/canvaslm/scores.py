@@ -89,9 +89,8 @@ class Scores:
         columns = math.ceil(columns / _LINE) * _LINE + _LINE
         kept = dtype if narrows else wide(dtype)
         self.table = weight.new_empty(self.block_rows, columns, dtype=kept)
-        if (
-            narrows
-        ):  # tiles take words in pairs: an odd last one is read with a 0 times what follows
+        if narrows:
+            # Products take words in pairs: to an odd last one, 0 times what follows is added.
             self.table[:, V:] = 0
         # Scores are never narrow: of 20 nats, bfloat16 would lose up to 0.06.
         self._wide_tile = (
