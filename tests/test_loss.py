@@ -261,13 +261,10 @@ def test_scores_anywhere_keep_value_and_gradients_in_bfloat16(
     pull = torch.linspace(0.5, 2.0, truth.numel()).view(truth.shape)
     gradients = torch.autograd.grad((nats * pull).sum(), narrow)
     true_gradients = torch.autograd.grad((truth * pull).sum(), exact)
-    dense = dense_cross_entropy(h, w, inputs[2], reduction=reduction)
-    dense_gradients = torch.autograd.grad((dense * pull).sum(), narrow)
     assert (nats - truth).norm() <= 1e-4 * truth.norm()
-    # What all words have in common cancels, and rounded probabilities leave some of it over.
-    for value, other, true_value in zip(gradients, dense_gradients, true_gradients, strict=True):
-        allowed = max(1e-2 * true_value.norm(), 2 * (other - true_value).norm())
-        assert (value.double() - true_value).norm() <= allowed
+    # What all words have in common must cancel, though rounded probabilities leave some of it over.
+    for value, true_value in zip(gradients, true_gradients, strict=True):
+        assert (value.double() - true_value).norm() <= 5e-3 * true_value.norm()
 
 
 def test_row_that_overflows_changes_no_bit_of_its_neighbours() -> None:

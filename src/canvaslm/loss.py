@@ -216,7 +216,7 @@ def _nats_with_gradients(
                 slope = slopes[:, columns]
                 if d_hidden is not None:
                     add = columns.start > 0
-                    scores.product_into(d_hidden[block], slope, part, add=add)
+                    scores.descend_into(d_hidden[block], slope, part, add=add)
                 if d_weight is not None:
                     add = block.start > 0
                     scores.product_into(d_weight[columns], slope.T, scaled, add=add)

@@ -25,6 +25,7 @@ _PLAIN_SCORE = 40.0  # leaves 29 nats to the upper bound, and 17 to the lower on
 # Measured with AVX-512 at widths of 192 to 1,024: with fewer rows the gradient of the head is read
 # and written too often for the products that it receives; with more, nothing is gained.
 _BLOCK_ROWS, _CPU_TILE = 512, 2048
+_SEEN_WORDS = 1024  # whose mean stands for that of all words
 _LINE = 16  # float32 values in a cache line
 
 
@@ -89,13 +90,14 @@ class Scores:
         columns = math.ceil(columns / _LINE) * _LINE + _LINE
         kept = dtype if narrows else wide(dtype)
         self.table = weight.new_empty(self.block_rows, columns, dtype=kept)
+        self._scratch = None if keep else self.table  # where the scores of a tile are made
+        self._centre = None
         if narrows:
             # Products take words in pairs: to an odd last one, 0 times what follows is added.
             self.table[:, V:] = 0
-        # Scores are never narrow: of 20 nats, bfloat16 would lose up to 0.06.
-        self._wide_tile = (
-            weight.new_empty(self.block_rows, self._tile, dtype=wide(dtype)) if narrows else None
-        )
+            # Scores are never narrow: of 20 nats, bfloat16 would lose up to 0.06.
+            self._scratch = weight.new_empty(self.block_rows, self._tile, dtype=wide(dtype))
+            self._centre = _middle_of(weight)
 
     def blocks(self, n_rows: int) -> Iterator[slice]:
         """The blocks of tokens, of equal size but for the last."""
@@ -114,8 +116,7 @@ class Scores:
 
     def factor_beside_table(self, hidden: Tensor) -> Tensor:
         """Tokens as a factor of products with ``table``."""
-        factor = self._factor(hidden)
-        return factor if self._wide_tile is None else factor.to(self.table.dtype)
+        return hidden.to(self._dtype if hidden.is_cuda else self.table.dtype)
 
     def exponentials(
         self, rows: Tensor, *, targets: Tensor | None = None, mix: Tensor | None = None
@@ -135,6 +136,17 @@ class Scores:
             shift = torch.where(is_good, sums.shift, self._largest(rows))
             sums = self._sweep(rows, shift, targets, mix)
         return sums
+
+    def descend_into(self, out: Tensor, slopes: Tensor, words: Tensor, *, add: bool) -> None:
+        """``out (+)= slopes @ words`` for a tile, of slopes that sum to 0 over all words.
+
+        So what all words have in common comes to nothing; but slopes that were rounded do not sum
+        to 0, and it is taken away beforehand.
+        """
+        if self._centre is not None:
+            rounded = words.new_empty(words.shape, dtype=self._dtype)
+            words = torch.sub(words, self._centre, out=rounded)
+        self.product_into(out, slopes, words, add=add)
 
     def product_into(self, out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
         """``out (+)= a @ b``, with factors of the product's type and sums in that of ``out``.
@@ -166,7 +178,7 @@ class Scores:
             if targets is not None:
                 chosen = _plus(chosen, self._score_of(targets, scores, columns))
             total = _plus(total, scores.exp_().sum(1))
-            if self._wide_tile is not None:
+            if self._keep and self._scratch is not None:
                 self.table[: len(rows), columns] = scores
             if mixed is not None and mix is not None:
                 mixing = words if mix is self._weight else self._factor(mix[columns])
@@ -177,9 +189,10 @@ class Scores:
 
     def _scores(self, rows: Tensor, words: Tensor, columns: slice) -> Tensor:
         """A tile of scores (n, columns), in scratch memory."""
-        stays = self._keep and self._wide_tile is None
-        place = columns if stays else slice(0, columns.stop - columns.start)
-        scores = (self.table if self._wide_tile is None else self._wide_tile)[: len(rows), place]
+        if self._scratch is None:
+            scores = self.table[: len(rows), columns]
+        else:
+            scores = self._scratch[: len(rows), : len(words)]
         self.product_into(scores, rows, words.T, add=False)
         return scores
 
@@ -275,6 +288,11 @@ def _bfloat16_inside() -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
+
+
+def _middle_of(weight: Tensor) -> Tensor:
+    """The mean (D,) of words all over the head; which ones does not matter to any result."""
+    return weight[:: max(len(weight) // _SEEN_WORDS, 1)].to(wide(weight.dtype)).mean(0)
 
 
 def _likely_shift(scores: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from canvaslm import scores
 from canvaslm.diffusion.bound import step_nats, token_evidence
 from canvaslm.diffusion.schedule import DiffusionParams
 from canvaslm.objective.noisy_loss import Denoised, noisy_loss
@@ -79,6 +80,42 @@ def test_each_loss_and_its_gradients_are_those_of_all_logits(loss: str, bias: bo
         torch.autograd.grad(got.nats, inputs), torch.autograd.grad(due, inputs), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("loss", ["plain", "changed", "bound"])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)], ids=["float32", "bfloat16"]
+)
+def test_each_loss_is_that_of_all_logits_in_the_working_type(
+    dtype: torch.dtype,
+    error: float,
+    loss: str,
+    bias: bool,
+    has_tiles: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under autocast only the factors of products are rounded: no logit of the tens of nats is."""
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: has_tiles)
+    diffusion = tiny_diffusion(loss=loss)
+    plain, weight = draw(is_cavity=bias)
+    hidden = (6 * plain.hidden.detach()).to(dtype).requires_grad_()
+    head = weight.detach().float().requires_grad_()
+    exact_head = head.detach().double().requires_grad_()
+    exact = dataclasses.replace(plain, hidden=hidden.detach().double().requires_grad_())
+    each, counted = expected(exact, exact_head, diffusion)
+    due = each[counted].sum()
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        denoised = dataclasses.replace(plain, hidden=hidden)
+        nats = noisy_loss(denoised, head, diffusion=diffusion, vocab_chunk=4).nats
+    torch.testing.assert_close(nats.double(), due, rtol=2e-4, atol=0)
+    for mine, theirs in zip(
+        torch.autograd.grad(nats, (hidden, head)),
+        torch.autograd.grad(due, (exact.hidden, exact_head)),
+        strict=True,
+    ):
+        assert (mine - theirs).norm() <= error * theirs.norm()
 
 
 def test_clean_positions_pull_at_nothing() -> None:

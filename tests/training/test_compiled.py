@@ -1,9 +1,12 @@
 """Is a compiled model the plain one, by the names and values of its checkpoints?"""
 
+import numpy as np
 import pytest
+import torch
 
 from canvaslm.checkpoint import load_model
 from canvaslm.training.job import make_job
+from canvaslm.training.learner import Learner
 from canvaslm.training.lineage import open_origin
 from canvaslm.training.run import pretrain
 from runs import StoppedError, finish, job_of, loss_rows, stop_after
@@ -51,3 +54,19 @@ def test_checkpoints_pass_between_compiled_and_plain(tiny_recipe, shards, tmp_pa
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
         fresh = float(loss_rows(tmp_path / "plain")[0]["loss_nats"])
         assert abs(losses[0] - fresh) > 1e-3, "weights of the seed have another first loss"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_steps_in_bfloat16_are_the_plain_ones(tiny_recipe, shards, windows):
+    """Fusing may skip a rounding, and changes nothing else."""
+    records = {}
+    for compile in (False, True):
+        recipe = tiny_recipe(
+            "autoregressive", model={"n_layers": 1}, compile=compile, precision="bfloat16"
+        )
+        learner = Learner(recipe, job_of(recipe, shards).objective, torch.device("cpu"))
+        records[compile] = [learner.take_step(s, windows[:4], np.arange(4)) for s in range(2)]
+    for plain, compiled in zip(*records.values(), strict=True):
+        assert compiled.nats == pytest.approx(plain.nats, rel=1e-3)
+        assert compiled.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-2)

@@ -81,7 +81,7 @@ class SlicedAttention(torch.autograd.Function):
     ) -> Tensor:
         """What the queries take from the values (B, H, S, E)."""
         learns = any(ctx.needs_input_grad)
-        call = _Call(q, k, slices, keeps=learns, reads=True)
+        call = _Call(q, k, slices, keeps=learns, dtype=_reading_type(q, slices))
         taken, kept = _in_token_order(q), []
         for rows in call.parts():
             keys, values = call.window(rows, k, clean_k), call.window(rows, v, clean_v)
@@ -104,7 +104,7 @@ class SlicedAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v, clean_k and clean_v."""
         q, k, v, clean_k, clean_v, taken, *kept = ctx.saved_tensors
-        call, keeps = _Call(q, k, ctx.slices, keeps=True, reads=False), iter(kept)
+        call, keeps = _Call(q, k, ctx.slices, keeps=True, dtype=wide(q.dtype)), iter(kept)
         d_q = _in_token_order(q)
         d_keys, d_values = _Sums(k, clean_k, call.dtype), _Sums(v, clean_v, call.dtype)
         for rows in call.parts():
@@ -128,20 +128,20 @@ class SlicedAttention(torch.autograd.Function):
 class _Call:
     """What the forward and the backward pass of one call agree on."""
 
-    def __init__(self, q: Tensor, k: Tensor, slices: Slices, *, keeps: bool, reads: bool) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, slices: Slices, *, keeps: bool, dtype: torch.dtype
+    ) -> None:
         self.batch, n_heads, self.n_tokens, self.width = q.shape
         self.n_groups = k.shape[1]
         self.group = n_heads // self.n_groups
         self.slices = slices
-        self.dtype = wide(q.dtype)
+        self.dtype = dtype
         self.n_keys = slices.start + self.n_tokens
         self.kernel = Library()
         if slices.are_short(q):
             self.kernel = Products(
                 self.group, causal=slices.causal, n_keys=self.n_keys, keeps=keeps
             )
-        elif reads and q.dtype == torch.bfloat16 and multiplies_in_tiles():
-            self.dtype = q.dtype
 
     def parts(self) -> Iterator[slice]:
         """The rows of the batch that go together."""
@@ -227,6 +227,12 @@ class _Sums:
     def rounded(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """The sums for the own and for the clean ones, in the type of ``like``."""
         return self._own.to(like.dtype), None if self._clean is None else self._clean.to(like.dtype)
+
+
+def _reading_type(q: Tensor, slices: Slices) -> torch.dtype:
+    """In which queries meet their keys on the way forward."""
+    is_fast = q.dtype == torch.bfloat16 and multiplies_in_tiles()
+    return q.dtype if is_fast and not slices.are_short(q) else wide(q.dtype)
 
 
 def _in_token_order(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from canvaslm.diffusion.bound import step_nats, token_evidence
 from canvaslm.diffusion.schedule import DiffusionParams, position_times
 from canvaslm.loss import IGNORED, chunked_cross_entropy
 from canvaslm.objective.targets import LossSum
+from canvaslm.scores import exact_types, product_dtype, wide
 
 _ROWS = 512  # positions whose logits are in memory at once where no chunked form exists
 
@@ -109,8 +110,8 @@ def _biased_nats(
 
 def _logits_at(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     """(M,) the logits of one token for each position, in float32 or wider."""
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    return (hidden.to(wide) * functional.embedding(ids, weight).to(wide)).sum(-1)
+    dtype = wide(torch.promote_types(hidden.dtype, weight.dtype))
+    return (hidden.to(dtype) * functional.embedding(ids, weight).to(dtype)).sum(-1)
 
 
 def _bound_nats(
@@ -142,7 +143,9 @@ def _step_nats(
     is_cavity: bool,
 ) -> Tensor:
     """The steps of the bound of some positions (M, D), summed, with all logits in memory."""
-    logits = functional.linear(hidden, weight)
+    dtype = product_dtype(hidden, weight)
+    with exact_types(hidden, dtype):  # a logit of 20 nats in bfloat16 would be off by up to 0.06
+        logits = functional.linear(hidden.to(wide(dtype)), weight.to(wide(dtype)))
     if is_cavity:
         evidence = token_evidence(times, diffusion.n_times, len(weight))
         logits = logits.double().scatter_add(-1, noisy[:, None], evidence[:, None])
