@@ -187,18 +187,30 @@ def _table(
 
 
 def _refuse_ghosts(rows: Sequence[Row]) -> None:
-    """Two settings with one model: the parameter reached nothing, or a row is another's."""
-    owners: dict[str, tuple[str, Trial]] = {}
+    """Two settings with one model: the parameter reached nothing, or a row is another's.
+
+    A running mean leaves the last weights as they are; it is known by what it scores.
+    """
+    owners: dict[tuple[str, bytes], tuple[str, Trial]] = {}
     for row in rows:
-        name = recipe_name(row.trial.params, row.trial.name)
-        owner, other = owners.setdefault(row.model_sha256, (name, row.trial))
-        if owner != name:
-            raise InputError(
-                row.trial.name,
-                expected="a model of its own, since its training has other params",
-                got=f"that of {other.name} ({row.model_sha256[:12]})",
-                fix=f"`dvc exp remove {row.trial.name}`, or vary what a training reads",
-            )
+        scores = row.amounts.tobytes()
+        for is_mean_told, mark in ((False, b""), (True, scores)):
+            name = recipe_name(_with_mean(row.trial.params, is_mean_told), row.trial.name)
+            owner, other = owners.setdefault((row.model_sha256, mark), (name, row.trial))
+            if owner != name:
+                raise InputError(
+                    row.trial.name,
+                    expected="a model of its own, since its training has other params",
+                    got=f"that of {other.name} ({row.model_sha256[:12]})",
+                    fix=f"`dvc exp remove {row.trial.name}`, or vary what a training reads",
+                )
+
+
+def _with_mean(params: Mapping[str, Any], is_told: bool) -> Mapping[str, Any]:
+    """The params of a trial, or those that its last weights depend on."""
+    if is_told:
+        return params
+    return {**params, "pretrain": {**params["pretrain"], "ema_decay": 0.0}}
 
 
 def _refuse_other_tokens(rows: Sequence[Row]) -> None:
