@@ -73,7 +73,7 @@ def collect(root: Path, spec: Spec, trials: Sequence[Trial]) -> list[Row]:
                 fix=f"run `make ablate ID={spec.id}`, which goes on where it stopped",
             )
         rows.append(row)
-    _refuse_ghosts(rows)
+    refuse_ghosts(rows)
     _refuse_other_tokens(rows)
     return rows
 
@@ -186,7 +186,7 @@ def _table(
     return documents, tokens, amounts
 
 
-def _refuse_ghosts(rows: Sequence[Row]) -> None:
+def refuse_ghosts(rows: Sequence[Row]) -> None:
     """Two settings with one model: the parameter reached nothing, or a row is another's.
 
     A running mean leaves the last weights as they are; it is known by what it scores.
