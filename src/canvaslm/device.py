@@ -50,6 +50,11 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which norms, angles and sums are computed: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def multiplies_in_tiles() -> bool:
     """Whether the CPU has tiles for bfloat16 (AMX), and multiplies it faster than float32."""
     return bool(torch.cpu._is_amx_tile_supported())

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from canvaslm.device import wide
 from canvaslm.errors import InputError
-from canvaslm.scores import RowSums, Scores, exact_types, product_dtype, wide
+from canvaslm.scores import RowSums, Scores, exact_types, product_dtype
 
 IGNORED = -100  # a target that carries no loss
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from canvaslm.device import multiplies_in_tiles
+from canvaslm.device import multiplies_in_tiles, wide
 from canvaslm.errors import InputError
 
 # A sum of exponentials within these bounds has lost nothing in float32: no term has overflowed, and
@@ -255,11 +255,6 @@ def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(hidden.device.type):
         return torch.get_autocast_dtype(hidden.device.type)
     return torch.promote_types(hidden.dtype, weight.dtype)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @contextmanager

@@ -191,12 +191,17 @@ def refuse_ghosts(rows: Sequence[Row]) -> None:
 
     A running mean leaves the last weights as they are; it is known by what it scores.
     """
-    owners: dict[tuple[str, bytes], tuple[str, Trial]] = {}
+    owners: dict[tuple[str | bytes, ...], tuple[str, Trial]] = {}
     for row in rows:
-        scores = row.amounts.tobytes()
-        for is_mean_told, mark in ((False, b""), (True, scores)):
-            name = recipe_name(_with_mean(row.trial.params, is_mean_told), row.trial.name)
-            owner, other = owners.setdefault((row.model_sha256, mark), (name, row.trial))
+        params = row.trial.params
+        plain = {**params, "pretrain": {**params["pretrain"], "ema_decay": 0.0}}
+        shown = {
+            (row.model_sha256,): plain,
+            (row.model_sha256, row.amounts.tobytes()): params,
+        }
+        for sight, reached in shown.items():
+            name = recipe_name(reached, row.trial.name)
+            owner, other = owners.setdefault(sight, (name, row.trial))
             if owner != name:
                 raise InputError(
                     row.trial.name,
@@ -204,13 +209,6 @@ def refuse_ghosts(rows: Sequence[Row]) -> None:
                     got=f"that of {other.name} ({row.model_sha256[:12]})",
                     fix=f"`dvc exp remove {row.trial.name}`, or vary what a training reads",
                 )
-
-
-def _with_mean(params: Mapping[str, Any], is_told: bool) -> Mapping[str, Any]:
-    """The params of a trial, or those that its last weights depend on."""
-    if is_told:
-        return params
-    return {**params, "pretrain": {**params["pretrain"], "ema_decay": 0.0}}
 
 
 def _refuse_other_tokens(rows: Sequence[Row]) -> None:

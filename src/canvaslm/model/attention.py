@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
-from canvaslm.model.layers import wide
+from canvaslm.device import wide
 from canvaslm.model.sliced import SlicedAttention, Slices
 
 _QUERY_ROWS = 256  # queries under one mask when a causal suffix meets a cache: bounds its size

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from canvaslm.device import wide
 from canvaslm.diffusion.schedule import position_times
 from canvaslm.errors import InputError
 from canvaslm.layout import Layout
@@ -27,7 +28,7 @@ from canvaslm.model.attention import (
     full_attention,
 )
 from canvaslm.model.kv_cache import CleanContext, Context, Encoded, KVCache
-from canvaslm.model.layers import Block, RMSNorm, Rotation, TimeEmbedding, wide
+from canvaslm.model.layers import Block, RMSNorm, Rotation, TimeEmbedding
 from canvaslm.model.packed import PackedBackbone
 from canvaslm.model.self_conditioning import SelfConditioning
 from canvaslm.model.shape import ModelParams

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from canvaslm.device import wide
 from canvaslm.model.fused import Gated, Rotate, ScaledNorm
 from canvaslm.model.shape import ModelParams
 
@@ -14,11 +15,6 @@ _TIME_SCALE = 1000.0  # a time in [0, 1] spreads over the range of the features'
 _TIME_BASE = 10000.0  # Vaswani et al. 2017, section 3.5
 
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which norms, angles and sums are computed: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class RMSNorm(nn.Module):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from canvaslm.device import multiplies_in_tiles
-from canvaslm.model.layers import Block, RMSNorm, Rotation, wide
+from canvaslm.device import multiplies_in_tiles, wide
+from canvaslm.model.layers import Block, RMSNorm, Rotation
 
 if TYPE_CHECKING:
     from canvaslm.model.backbone import Backbone

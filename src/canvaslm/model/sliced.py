@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from canvaslm.device import multiplies_in_tiles
-from canvaslm.model.layers import wide
+from canvaslm.device import multiplies_in_tiles, wide
 from canvaslm.model.slice_kernels import Library, Products
 
 _KEPT = 5  # probabilities that a query may keep, in widths of a head

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from canvaslm.device import wide
 from canvaslm.diffusion.bound import step_nats, token_evidence
 from canvaslm.diffusion.schedule import DiffusionParams, position_times
 from canvaslm.loss import IGNORED, chunked_cross_entropy
 from canvaslm.objective.targets import LossSum
-from canvaslm.scores import exact_types, product_dtype, wide
+from canvaslm.scores import exact_types, product_dtype
 
 _ROWS = 512  # positions whose logits are in memory at once where no chunked form exists
 

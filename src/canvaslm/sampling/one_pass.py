@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from canvaslm.model.layers import wide
+from canvaslm.device import wide
 from canvaslm.sampling.prediction import Prediction, invert, predict
 
 _BIN = 128  # words of a bin: the draw looks inside one

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canvaslm.model.layers import wide
+from canvaslm.device import wide
 
 
 @dataclass(frozen=True, kw_only=True)
