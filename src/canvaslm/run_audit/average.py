@@ -58,6 +58,6 @@ def check_judged(subject: Subject) -> Check:
         + (f"; not {', '.join(wrong[:_SHOWN])}" if wrong else "")
         + f"; {n_apart} of the averages differ from the trained weights",
         expected="evaluations load the averages that the checkpoint holds",
-        first_test="python -m pytest -q tests/test_checkpoint.py::"
+        first_test="python -m pytest -q tests/checkpoint/test_restoring.py::"
         "test_what_is_judged_is_the_average_where_the_run_kept_one",
     )
