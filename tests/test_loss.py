@@ -267,6 +267,20 @@ def test_scores_anywhere_keep_value_and_gradients_in_bfloat16(
         assert (value.double() - true_value).norm() <= 5e-3 * true_value.norm()
 
 
+def test_words_in_bfloat16_with_little_in_common_are_multiplied_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Less their mean they would be rounded once more."""
+    monkeypatch.setattr(scores, "multiplies_in_tiles", lambda: True)
+    _, weight, _ = scaled_problem(at=0, spread=3, dtype=torch.bfloat16)
+    words = weight.detach()[:, 1:].contiguous()
+    walk = scores.Scores(words, n_rows=6, vocab_chunk=41, dtype=torch.bfloat16, keep=True)
+    slopes = torch.randn(6, 41, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = torch.empty(6, words.shape[1])
+    walk.descend_into(found, slopes, words, add=False)
+    assert torch.equal(found, (slopes @ words).float())
+
+
 def test_row_that_overflows_changes_no_bit_of_its_neighbours() -> None:
     hidden, weight, targets = scaled_problem(at=0, spread=3, dtype=torch.float32)
     targets = targets.clamp(min=0)
